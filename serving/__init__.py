@@ -1,3 +1,3 @@
-"""The reference inference server: front end, preprocessing, dynamic batcher, engines, statistics."""
+"""The reference inference server: front end, preprocessing, batcher, engines, statistics."""
 
 __version__ = "0.1.0"
