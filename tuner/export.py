@@ -15,7 +15,7 @@ from tuner import __version__
 from tuner.errors import UsageError
 from tuner.measurement import TrialResult
 from tuner.report import measurement_document
-from tuner.store import StudyRecord
+from tuner.rows import StudyRecord
 
 SCHEMA_VERSION = 1
 KIND = "tuner/serving-configuration"

@@ -23,11 +23,12 @@ from tuner.payloads import PayloadSet
 from tuner.phase import Load, Rig
 from tuner.prior import Prior
 from tuner.probe import open_probe
+from tuner.rows import StudyRecord
 from tuner.search import Proposal, Search, grid_proposals, open_study
 from tuner.server import Server, ServerError, describe
 from tuner.settings import RunSettings
 from tuner.space import Space
-from tuner.store import Store, StudyRecord
+from tuner.store import Store
 from tuner.study import Bench, Deadline
 from tuner.trial import TrialPlan
 from tuner.watch import Watch

@@ -17,7 +17,8 @@ from tuner.export import export_document
 from tuner.measurement import TrialResult
 from tuner.objective import Objective, best_of
 from tuner.report import measurement_document, render, trial_document, trials_table
-from tuner.store import Store, StudyRecord
+from tuner.rows import StudyRecord
+from tuner.store import Store
 from tuner.watch import trial_line
 
 

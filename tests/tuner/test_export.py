@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from tests.tuner.examples import result
 from tuner.errors import UsageError
 from tuner.export import export_document, to_yaml, write_atomically
-from tuner.store import StudyRecord
+from tuner.rows import StudyRecord
 
 RECORD = StudyRecord(
     name="mobilenet-cpu-100ms",

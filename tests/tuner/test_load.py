@@ -47,9 +47,8 @@ async def serve(reader, writer):
             if path == "/stall" and time.monotonic() % 1 > 0.5:
                 await asyncio.sleep(1 - time.monotonic() % 1)
             status = b"503 Busy" if path == "/refuse" else b"200 OK"
-            writer.write(b"HTTP/1.1 " + status + b"\\r\\nContent-Length: %d" % len(body))
-            writer.write(b"\\r\\n\\r\\n")
-            writer.write(body)
+            length = b"Content-Length: %d" % len(body)
+            writer.write(b"\\r\\n".join([b"HTTP/1.1 " + status, length, b"", body]))
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
         pass
