@@ -100,21 +100,24 @@ def service_key(configuration: Mapping[str, Value]) -> Configuration:
 # that fills the budget by itself.
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REPEATS = 5
-# Lone requests whose mean gives the preprocessing time and the overhead.
+# Lone requests whose mean gives the preprocessing time and the overhead, after a few that pay for
+# what is loaded and allocated once.
 LONE_REQUESTS = 24
+WARM_REQUESTS = 6
 
 
 def variants_of(space: Space, defaults: Mapping[str, Value]) -> list[Configuration]:
     """The server starts a calibration needs: each engine, precision, thread count and
     preprocessing of the space once, with as many instances as the space allows."""
-    names = ("engine", "precision", "threads", "preprocessing")
-    choices = [space.values(name) or (defaults[name],) for name in names if name in defaults]
+    names = [n for n in ("engine", "precision", "threads", "preprocessing") if n in defaults]
+    choices = [space.values(name) or (defaults[name],) for name in names]
     instances = max(space.values("instances") or (defaults["instances"],))
     return [
-        Configuration.of({**defaults, **dict(zip(names, point, strict=False)),
-                          "instances": instances})
-        for point in product(*choices)
-    ]  # fmt: skip
+        Configuration.of(
+            {**defaults, **dict(zip(names, values, strict=True)), "instances": instances}
+        )
+        for values in product(*choices)
+    ]
 
 
 def calibrate(
@@ -168,6 +171,8 @@ def _service_time(server: Server, active: int, largest: int, budget_s: float) ->
 
 def _lone_request(server: Server, images: Sequence[bytes]) -> tuple[float, float]:
     """Median seconds of preprocessing and of a whole request, window excluded, sent one by one."""
+    for image in images[:WARM_REQUESTS]:
+        server.predict(image)
     before, taken_s = server.snapshot(), list[float]()
     for i in range(LONE_REQUESTS):
         began = time.perf_counter()

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.configuration import Configuration
+from tuner.headroom import Bracket
 from tuner.measurement import Measurement
 from tuner.objective import values_of
 from tuner.phase import Rig
 from tuner.trial import TrialPlan
+from tuner.verdict import Outcome
 
 # Seeds of finalists are this far from the study's, so that no finalist sees arrivals it won on.
 FRESH_SEEDS = 1000
 # A capacity that does not repeat is lowered in steps below the resolution of the search.
-CAPACITY_STEP = 0.95
+CAPACITY_STEP = 0.94
 CAPACITY_TRIES = 5
-TARGET_LIMIT_S = 12.0
+LIMIT_S = 12.0
+# Of a verdict at a rate that the user asked for.
 CONFIDENCE = 0.99
 
 
@@ -24,29 +27,27 @@ CONFIDENCE = 0.99
 class Confirmation:
     """One finalist's second measurement.
 
-    `capacity_rps` is 0 where no tried rate met the budget again, or none was asked for.
+    Args:
+        load: at the rate on which finalists are compared: the one asked for, or else the winner's
+            capacity.
+        at_capacity: at the highest tried rate that met the budget again; None where none did or
+            the objective asks for none.
     """
 
     trial_number: int
     configuration: Configuration
-    measurements: tuple[Measurement, ...]
-    capacity_rps: float
+    load: Measurement
+    at_capacity: Measurement | None
     values: dict[str, float]
 
     @property
-    def target(self) -> Measurement:
-        """The measurement at the target rate."""
-        return self.measurements[0]
+    def capacity_rps(self) -> float:
+        return self.at_capacity.rate_rps if self.at_capacity else 0.0
 
     @property
-    def at_capacity(self) -> Measurement | None:
-        """The measurement at the confirmed capacity."""
-        met = [m for m in self.measurements[1:] if m.verdict.meets]
-        return met[-1] if met else None
-
-    @property
-    def meets(self) -> bool:
-        return self.target.verdict.meets or self.capacity_rps > 0
+    def holds(self) -> bool:
+        """Whether nothing contradicts that it meets the budget at the load it is compared on."""
+        return self.load.verdict.outcome is not Outcome.MISSES
 
 
 def confirm(
@@ -56,46 +57,65 @@ def confirm(
     *,
     rig: Rig,
     plan: TrialPlan,
-    round_: int = 0,
+    beside: Measurement | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Confirmation:
-    """Measure a finalist again: at the target rate, then at its claimed capacity or below.
+    """Measure a finalist again, on the common load and at its claimed capacity or below.
 
     Args:
         claimed_rps: the capacity that its trial found.
-        round_: different rounds use different seeds; finalists of one round share theirs.
+        beside: the winner's measurement, whose rate and seed this one is given too.
 
     Raises:
         ServerError: the server did not survive it.
     """
-    seed = plan.seed + FRESH_SEEDS * (1 + round_)
+    seed = plan.seed + FRESH_SEEDS
+    common_rps = plan.target_rps if not plan.finds_own_rate else beside and beside.rate_rps
     say("starting the server")
     if rig.server.obtain(configuration):
         say("warming up")
         rig.warm_up(plan.target_rps, seed=seed)
-    say(f"target {plan.target_rps:.0f}/s with fresh seeds")
-    target = rig.measure(
-        "confirm",
-        plan.target_rps,
-        seed=seed,
-        limit_s=TARGET_LIMIT_S,
-        confidence=CONFIDENCE,
-    )
-    measurements, capacity_rps, rate = [target], 0.0, claimed_rps
-    for step in range(CAPACITY_TRIES if plan.objective.needs_headroom and rate > 0 else 0):
-        say(f"capacity {rate:.0f}/s with fresh seeds")
-        measurements.append(
-            rig.measure("confirm-capacity", rate, seed=seed + 1 + step, limit_s=plan.target_limit_s)
+    load = None
+    if common_rps is not None:
+        say(f"{common_rps:.0f}/s with fresh seeds")
+        load = rig.measure(
+            "confirm",
+            common_rps,
+            seed=beside.seed if beside else seed,
+            limit_s=LIMIT_S,
+            confidence=0.0 if plan.finds_own_rate else CONFIDENCE,
         )
-        if measurements[-1].verdict.meets:
-            capacity_rps = rate
-            break
-        rate *= CAPACITY_STEP
-    at_capacity = measurements[-1] if capacity_rps else None
+    at_capacity = load if load and load.verdict.meets else None
+    if plan.objective.needs_headroom and claimed_rps > (at_capacity.rate_rps if at_capacity else 0):
+        bracket = _confirm_capacity(rig, plan, claimed_rps, seed + 1, say)
+        at_capacity = bracket.at_capacity or at_capacity
+        load = load or at_capacity or bracket.measured[-1]
+    assert load is not None, "a finalist has a claimed capacity or a common load"
     return Confirmation(
         trial_number=trial_number,
         configuration=configuration,
-        measurements=tuple(measurements),
-        capacity_rps=capacity_rps,
-        values=values_of(target, at_capacity, plan.ceiling_rps),
+        load=load,
+        at_capacity=at_capacity,
+        values=values_of(load, at_capacity, plan.ceiling_rps),
     )
+
+
+def _confirm_capacity(
+    rig: Rig, plan: TrialPlan, rate: float, seed: int, say: Callable[[str], None]
+) -> Bracket:
+    """Downwards from the claimed rate until one meets."""
+    bracket = Bracket()
+    for step in range(CAPACITY_TRIES):
+        say(f"capacity {rate:.0f}/s with fresh seeds")
+        measurement = rig.measure(
+            "confirm-capacity",
+            rate,
+            seed=seed + step,
+            limit_s=LIMIT_S,
+            earlier=bracket.evidence_for(rate),
+        )
+        bracket = bracket.with_measurement(measurement)
+        if bracket.at_capacity is not None:
+            break
+        rate *= CAPACITY_STEP
+    return bracket

@@ -75,7 +75,8 @@ def reproduce_command(record: StudyRecord) -> str:
 def headline(document: Mapping[str, Any]) -> str:
     """The comment that opens the file: what this is, on what evidence, how to use it."""
     evidence = document["evidence"]
-    target = (evidence["confirmed"] or evidence)["target"]
+    confirmed = evidence["confirmed"]
+    target = confirmed["load"] if confirmed else evidence["target"]
     lines = [f"Study {evidence['study']}, trial {evidence['trial']}."]
     if target is not None:
         low, high = target["p99_interval_ms"]

@@ -29,9 +29,10 @@ def take(described: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()}",
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "stolen_percent": stolen_percent(_read("/proc/stat") or ""),
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in LIBRARIES},
-        "devices": [dict(device) for device in described["devices"]],
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "devices": {device["id"]: _lasting(device) for device in described["devices"]},
         "model": dict(described["model"]),
         "server": dict(described["server"]),
         "versions": dict(described["versions"]),
@@ -62,6 +63,33 @@ def cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def stolen_percent(proc_stat: str) -> int | None:
+    """Share of CPU time since boot that the hypervisor gave to others; None where it is not told.
+
+    Args:
+        proc_stat: the text of `/proc/stat`.
+    """
+    ticks = proc_stat.partition("\n")[0].split()[
+        1:9
+    ]  # user nice system idle iowait irq softirq steal
+    if len(ticks) < 8:
+        return None
+    return round(100 * int(ticks[7]) / max(sum(map(int, ticks)), 1))
+
+
+def _lasting(device: Mapping[str, Any]) -> dict[str, Any]:
+    """A device without its id and without the memory that a CPU has free at the moment."""
+    passing = {"id", "memory_bytes"} if device["id"] == "cpu" else {"id"}
+    return {key: value for key, value in device.items() if key not in passing}
+
+
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _read(path: str) -> str | None:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -34,7 +35,9 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle
-    child = subprocess.Popen(command, pass_fds=inherited, start_new_session=True)
+    child = subprocess.Popen(
+        command, pass_fds=inherited, start_new_session=True, preexec_fn=_die_with_guard
+    )
     for fd in (0, 1, *inherited):  # the child's alone: a listener or pipe held here outlives it
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -63,7 +66,17 @@ def kill_descendants(group: int) -> None:
 def _adopt_orphans() -> None:
     """On Linux, descendants whose parent dies become this process's children."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _die_with_guard() -> None:
+    """Should the guard itself be killed, the command at least goes with it."""
+    if sys.platform == "linux":
+        _libc().prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _open_descriptors() -> Iterable[int]:

@@ -47,9 +47,12 @@ def scorer(prior: Prior, settings: RunSettings) -> Callable[[Point], tuple[float
 
     def at_capacity(point: Point) -> tuple[float, float]:
         capacity = prior.capacity_rps(point)
-        # Differences below 2 % are noise; among them the P99 at a moderate load decides.
-        p99_ms = prior.predict(point, max(0.7 * capacity, 1.0)).p99_ms
-        return -round(capacity / (0.02 * prior.calibration.ceiling_rps)), p99_ms
+        # Differences below 2 % are noise; among them the shorter window decides, then the larger
+        # batch, which a backlog needs and nothing else is hurt by.
+        coarse = -round(capacity / (0.02 * prior.calibration.ceiling_rps))
+        window_ms, largest = (float(prior.full(point)[k]) for k in
+                              ("batch_window_ms", "max_batch_size"))  # fmt: skip
+        return coarse, window_ms - largest / 1000
 
     def at_target(point: Point) -> tuple[float, float]:
         rate = settings.qps or 0.5 * prior.calibration.ceiling_rps

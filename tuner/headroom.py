@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tuner.measurement import Measurement
+from tuner.verdict import Evidence
 
 # The first step from a rate that meets; wide enough to leave a bad guess in a few steps.
 STEP = 1.25
@@ -22,13 +23,31 @@ class Bracket:
     low_rps: float = 0.0
     high_rps: float = math.inf
     at_capacity: Measurement | None = None
+    measured: tuple[Measurement, ...] = ()
 
     def with_measurement(self, measurement: Measurement) -> Bracket:
-        """The bracket after one more verdict."""
-        rate = measurement.rate_rps
-        if measurement.verdict.meets:
-            return replace(self, low_rps=max(rate, self.low_rps), at_capacity=measurement)
-        return replace(self, high_rps=min(rate, self.high_rps))
+        """The bracket after one more verdict; undecided within its time counts as not met."""
+        rate, measured = measurement.rate_rps, (*self.measured, measurement)
+        if not measurement.verdict.meets:
+            return replace(self, high_rps=min(rate, self.high_rps), measured=measured)
+        if rate <= self.low_rps:
+            return replace(self, measured=measured)
+        return replace(self, low_rps=rate, at_capacity=measurement, measured=measured)
+
+    def evidence_for(self, rate_rps: float) -> Evidence:
+        """What the nearest undecided rates bring to a verdict at this one.
+
+        A rate above it that was not over the budget speaks for `meets` here, a rate below it that
+        was not under it for `misses`. Each of them carries what it was brought itself.
+        """
+        above = [m for m in self.measured if m.rate_rps > rate_rps]
+        below = [m for m in self.measured if m.rate_rps < rate_rps]
+        nearest_above = min(above, key=lambda m: m.rate_rps, default=None)
+        nearest_below = max(below, key=lambda m: m.rate_rps, default=None)
+        return Evidence(
+            nearest_above.verdict.evidence.head_start().meets if nearest_above else 0.0,
+            nearest_below.verdict.evidence.head_start().misses if nearest_below else 0.0,
+        )
 
     def next_rate_rps(self, guess_rps: float, resolution: float) -> float | None:
         """The next rate to try, or None when the bracket is narrow enough (or hopeless).
@@ -37,9 +56,10 @@ class Bracket:
             guess_rps: where the capacity is believed to be; tried once it is inside the bracket.
             resolution: the bracket is narrow enough when high / low is at most 1 + this.
         """
+        if self.low_rps < guess_rps < self.high_rps:
+            return guess_rps
         if self.high_rps == math.inf:
-            beyond = self.low_rps * STEP
-            return max(beyond, guess_rps) if guess_rps < 2 * beyond else 2 * beyond
+            return self.low_rps * STEP
         if self.low_rps == 0:
             return self.high_rps / STEP if self.high_rps > GIVE_UP_SHARE * guess_rps else None
         if self.high_rps <= self.low_rps * (1 + resolution):
@@ -48,8 +68,8 @@ class Bracket:
 
 
 def find_capacity(
-    measure: Callable[[float], Measurement],
-    first: Measurement,
+    measure: Callable[[float, int, Evidence], Measurement],
+    start: Bracket,
     *,
     guess_rps: float,
     resolution: float,
@@ -58,19 +78,20 @@ def find_capacity(
     """Raise or lower the rate until the bracket around the capacity is narrow enough.
 
     Args:
-        measure: one phase at a given rate, ending at its verdict.
-        first: the measurement to start from, at the target rate.
-        most_steps: further measurements at most.
+        measure: one phase, ending at its verdict: its rate, its place in the sequence (phases that
+            share evidence must not share a seed) and the evidence that it starts with.
+        start: what is known already.
+        most_steps: measurements at most.
 
     Returns:
         The bracket, and the measurements made. A void measurement ends the search early.
     """
-    bracket, steps = Bracket().with_measurement(first), list[Measurement]()
+    bracket, steps = start, list[Measurement]()
     while len(steps) < most_steps:
         rate = bracket.next_rate_rps(guess_rps, resolution)
         if rate is None:
             break
-        steps.append(measure(rate))
+        steps.append(measure(rate, len(steps), bracket.evidence_for(rate)))
         if steps[-1].certificate.fault is not None:
             break
         bracket = bracket.with_measurement(steps[-1])

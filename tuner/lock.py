@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from tuner.errors import UsageError
@@ -22,10 +22,12 @@ def exclusive(what: str) -> Iterator[None]:
     Raises:
         UsageError: another process holds it; the message names the process.
     """
-    folder = Path(platformdirs.user_runtime_dir("p99-tuner", ensure_exists=True))
+    # In the machine's common folder, because another user's load disturbs as much.
+    folder = Path(tempfile.gettempdir()) / "p99-tuner-locks"
+    folder.mkdir(mode=0o777, exist_ok=True)
     path = folder / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.lock"
     holder = path.with_suffix(".holder")
-    lock = FileLock(path)
+    lock = FileLock(path, mode=0o666)
     try:
         lock.acquire(timeout=0)
     except Timeout:

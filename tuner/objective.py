@@ -61,12 +61,14 @@ def values_of(
 ) -> dict[str, float]:
     """Every objective's value from one trial's measurements (NaN where it was not measured).
 
-    Without a headroom phase the useful utilization is that of the target rate.
+    Useful utilization counts a rate that met the budget: the capacity, or else the target rate; it
+    is 0 where none did.
     """
-    served = at_capacity if at_capacity is not None else target
+    met = target if target.verdict.meets else None
+    served = at_capacity or met
     busy = target.device.busy_share
     return {
-        Objective.UTILIZATION: min(served.goodput_rps / ceiling_rps, 1.0),
+        Objective.UTILIZATION: min(served.goodput_rps / ceiling_rps, 1.0) if served else 0.0,
         Objective.EFFICIENCY: target.device_s_per_request,
         Objective.GPU_UTIL: math.nan if busy is None else busy,
     }

@@ -17,9 +17,9 @@ from PIL import Image
 from tuner.errors import UsageError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
-# Sizes of the generated set, width and height: mostly VGA, as phones' thumbnails and cameras' small
-# frames are, with some smaller and larger ones.
-SIZES = ((640, 480),) * 12 + ((480, 640),) * 4 + ((320, 240),) * 4 + ((1280, 960),) * 4
+# Sizes of the generated set, width and height: mostly VGA, what clients send who scale before they
+# upload, with some smaller and larger ones.
+SIZES = ((640, 480),) * 12 + ((480, 640),) * 4 + ((320, 240),) * 4 + ((800, 600),) * 4
 MANIFEST = "manifest.json"
 RECIPE = 1  # raise when the generator changes, so that old sets are not taken for new ones
 

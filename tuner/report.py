@@ -78,11 +78,10 @@ def confirmation_document(c: Confirmation, ceiling_rps: float) -> dict[str, Any]
     return {
         "trial": c.trial_number,
         "configuration": dict(c.configuration),
-        "meets": c.meets,
         "capacity_rps": finite(c.capacity_rps),
         "ceiling_rps": finite(ceiling_rps),
         "values": {k: finite(v, 7) for k, v in c.values.items()},
-        "target": measurement_document(c.target),
+        "load": measurement_document(c.load),
         "at_capacity": None if c.at_capacity is None else measurement_document(c.at_capacity),
     }
 
@@ -106,7 +105,7 @@ def run_document(
     provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole outcome of one run. `winner` is None when nothing met the budget."""
-    winner = winner_of(finalists, must_hold_target=asked_qps is not None)
+    winner = next((c for c in finalists if c.holds), None)
     default = next((c for c in finalists if dict(c.configuration) == dict(defaults)), None)
     choices = {str(o): best_of(list(results), o) for o in Objective}
     return {
@@ -126,14 +125,6 @@ def run_document(
     }
 
 
-def winner_of(finalists: Sequence[Confirmation], *, must_hold_target: bool) -> Confirmation | None:
-    """The best finalist that met the budget again: at the asked rate, or at its capacity."""
-    for finalist in finalists:
-        if finalist.target.verdict.meets or (not must_hold_target and finalist.capacity_rps > 0):
-            return finalist
-    return None
-
-
 def render(document: Mapping[str, Any], results: Sequence[tuple[int, TrialResult]]) -> Group:
     """The page a person reads at the end."""
     parts: list[RenderableType] = [trials_table(results, document), Text()]
@@ -150,21 +141,20 @@ def sentence(document: Mapping[str, Any]) -> str:
     budget, winner = f"{document['budget_ms']:g} ms", document["winner"]
     if winner is None:
         return f"No configuration met P99 <= {budget}. {_closest(document)}"
-    target = winner["target"]
-    low, high = target["p99_interval_ms"]
+    load = winner["load"]
+    low, high = load["p99_interval_ms"]
     text = (
-        f"Trial {winner['trial']} meets P99 <= {budget}: at {target['rate_rps']:.0f}/s its P99 is "
-        f"{_ms(target['p99_ms'])} ({_ms(low)} to {_ms(high)} at {target['confidence']:.0%}, "
-        f"{target['requests']} requests, verdict {target['verdict']})"
+        f"Trial {winner['trial']} holds P99 <= {budget} at {load['rate_rps']:.0f}/s: P99 "
+        f"{_ms(load['p99_ms'])} ({_ms(low)} to {_ms(high)}), {load['violations']} of "
+        f"{load['requests']} requests over it, verdict {load['verdict']} at "
+        f"{load['confidence']:.0%} with fresh seeds."
     )
     if winner["capacity_rps"]:
         share = winner["values"]["utilization"]
         text += (
-            f", and it holds the budget up to {winner['capacity_rps']:.0f}/s: useful utilization "
-            f"{share:.0%} of the device's {document['ceiling_rps']:.0f}/s."
+            f" Its capacity is {winner['capacity_rps']:.0f}/s, useful utilization {share:.1%} of "
+            f"the device's {document['ceiling_rps']:.0f}/s."
         )
-    else:
-        text += "."
     return text + _against_defaults(document)
 
 
@@ -172,11 +162,9 @@ def _against_defaults(document: Mapping[str, Any]) -> str:
     winner, default, objective = document["winner"], document["defaults"], document["objective"]
     if default is None or default["trial"] == winner["trial"]:
         return "" if default is None else " These are the server's own defaults."
-    if not default["meets"]:
-        return " The server's defaults do not meet the budget."
     ours, theirs = winner["values"][objective], default["values"][objective]
-    if ours is None or not theirs:
-        return ""
+    if ours is None or not theirs or (objective == "utilization" and not default["capacity_rps"]):
+        return f" The server's defaults: {default['load']['verdict']} on the same load."
     return f" That is {ours / theirs - 1:+.0%} {objective} against the server's defaults."
 
 
@@ -234,7 +222,7 @@ def prior_lines(results: Sequence[tuple[int, TrialResult]]) -> list[str]:
 def comparison_table(document: Mapping[str, Any]) -> Table:
     """Winner beside the server's defaults, measured on the same load with fresh seeds."""
     winner, default = document["winner"], document["defaults"]
-    rate = winner["target"]["rate_rps"]
+    rate = winner["load"]["rate_rps"]
     table = Table(title=f"On the same load of {rate:.0f}/s, fresh seeds", title_justify="left",
                   box=None)  # fmt: skip
     table.add_column("")
@@ -246,17 +234,17 @@ def comparison_table(document: Mapping[str, Any]) -> Table:
 
 
 def _interval(c: Mapping[str, Any]) -> str:
-    low, high = c["target"]["p99_interval_ms"]
-    return f"{_ms(c['target']['p99_ms'])} ({_ms(low)} to {_ms(high)})"
+    low, high = c["load"]["p99_interval_ms"]
+    return f"{_ms(c['load']['p99_ms'])} ({_ms(low)} to {_ms(high)})"
 
 
 _COMPARED = (
-    ("verdict", lambda c: f"{c['target']['verdict']} at {c['target']['confidence']:.0%}"),
-    ("goodput", lambda c: f"{c['target']['goodput_rps']:.0f}/s"),
+    ("verdict", lambda c: f"{c['load']['verdict']} at {c['load']['confidence']:.0%}"),
+    ("goodput", lambda c: f"{c['load']['goodput_rps']:.0f}/s"),
     ("P99 (interval)", _interval),
-    ("device busy", lambda c: _share(c["target"]["device_busy"])),
-    ("device ms per request", lambda c: _number(c["target"]["device_s_per_request"], 1000, 2)),
-    ("mean batch", lambda c: _number(c["target"]["mean_batch"], 1, 2)),
+    ("device busy", lambda c: _share(c["load"]["device_busy"])),
+    ("device ms per request", lambda c: _number(c["load"]["device_s_per_request"], 1000, 2)),
+    ("mean batch", lambda c: _number(c["load"]["mean_batch"], 1, 2)),
     ("capacity inside the budget", lambda c: f"{c['capacity_rps']:.0f}/s"),
     ("useful utilization", lambda c: _share(c["values"]["utilization"])),
 )

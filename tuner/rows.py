@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,7 +20,7 @@ from tuner.measurement import (
     TrialResult,
 )
 from tuner.tables import MeasurementRow, StudyRow, TrialRow
-from tuner.verdict import Outcome, Verdict
+from tuner.verdict import Evidence, Outcome, Verdict
 
 
 @dataclass(frozen=True)
@@ -44,29 +41,27 @@ def study_record(row: StudyRow) -> StudyRecord:
 
 
 def trial_row(study_id: int, number: int, result: TrialResult) -> TrialRow:
-    bound = result.capacity_bound_rps
     return TrialRow(
         study_id=study_id,
         number=number,
         recorded_utc=now(),
-        status=str(result.status),
+        status=result.status.value,
         origin=result.origin,
-        reason=result.reason,
+        reason=_storable(result.reason),
         feasible=result.feasible,
         configuration=dict(result.configuration),
         capacity_rps=result.capacity_rps,
-        capacity_bound_rps=bound if math.isfinite(bound) else None,
-        outcome_values=_encoded(result.values),
-        constraints=_encoded(result.constraints),
-        prediction=_encoded(asdict(result.prediction) if result.prediction else {}),
-        timings_s=_encoded(result.timings_s),
-        log_tail=result.log_tail.replace("\x00", ""),  # PostgreSQL's text holds no NUL
+        capacity_bound_rps=result.capacity_bound_rps,
+        outcome_values=result.values,
+        constraints=result.constraints,
+        prediction=asdict(result.prediction) if result.prediction else {},
+        timings_s=result.timings_s,
+        log_tail=_storable(result.log_tail),
         measurements=[_measurement_row(i, m) for i, m in enumerate(result.measurements)],
     )
 
 
 def trial_result(row: TrialRow) -> TrialResult:
-    prediction = _decoded(row.prediction)
     return TrialResult(
         configuration=Configuration.of(row.configuration),
         origin=row.origin,
@@ -74,17 +69,16 @@ def trial_result(row: TrialRow) -> TrialResult:
         reason=row.reason,
         measurements=tuple(_measurement(m) for m in row.measurements),
         capacity_rps=row.capacity_rps,
-        capacity_bound_rps=math.inf if row.capacity_bound_rps is None else row.capacity_bound_rps,
-        values=_decoded(row.outcome_values),
-        constraints=_decoded(row.constraints),
-        prediction=Prediction(**prediction) if prediction else None,
-        timings_s=_decoded(row.timings_s),
+        capacity_bound_rps=row.capacity_bound_rps,
+        values=row.outcome_values,
+        constraints=row.constraints,
+        prediction=Prediction(**row.prediction) if row.prediction else None,
+        timings_s=row.timings_s,
         log_tail=row.log_tail,
     )
 
 
 def _measurement_row(ordinal: int, m: Measurement) -> MeasurementRow:
-    p99_ms = m.verdict.p99_ms
     return MeasurementRow(
         ordinal=ordinal,
         phase=m.phase,
@@ -92,55 +86,41 @@ def _measurement_row(ordinal: int, m: Measurement) -> MeasurementRow:
         seed=m.seed,
         arrivals=m.arrivals,
         duration_s=m.duration_s,
-        verdict=str(m.verdict.outcome),
-        p99_ms=p99_ms if math.isfinite(p99_ms) else None,
+        **{**asdict(m.verdict), "outcome": m.verdict.outcome.value},
         goodput_rps=m.goodput_rps,
-        judgement=_encoded(asdict(m.verdict)),
-        errors=dict(m.errors),
-        certificate=_encoded(asdict(m.certificate)),
-        work=_encoded(asdict(m.work)),
-        device=_encoded(asdict(m.device)),
+        errors=m.errors,
+        certificate=asdict(m.certificate),
+        work=asdict(m.work),
+        device=asdict(m.device),
         latencies=zlib.compress(m.latencies_ms.astype("<f4").tobytes()),
     )
 
 
 def _measurement(row: MeasurementRow) -> Measurement:
-    judgement, work, device = (_decoded(d) for d in (row.judgement, row.work, row.device))
-    work["batch_sizes"] = {int(size): n for size, n in work["batch_sizes"].items()}
-    device = {k: tuple(v) if isinstance(v, list) else v for k, v in device.items()}
+    judged = {field.name: getattr(row, field.name) for field in fields(Verdict)}
+    sizes = {int(size): count for size, count in row.work["batch_sizes"].items()}
+    device = {k: tuple(v) if isinstance(v, list) else v for k, v in row.device.items()}
     return Measurement(
         phase=row.phase,
         rate_rps=row.rate_rps,
         seed=row.seed,
         arrivals=row.arrivals,
         duration_s=row.duration_s,
-        verdict=Verdict(**{**judgement, "outcome": Outcome(judgement["outcome"])}),
+        verdict=Verdict(
+            **{**judged, "outcome": Outcome(row.outcome), "evidence": Evidence(**row.evidence)}
+        ),
         goodput_rps=row.goodput_rps,
-        errors=dict(row.errors),
-        certificate=Certificate(**_decoded(row.certificate)),
-        work=ServerWork(**work),
+        errors=row.errors,
+        certificate=Certificate(**row.certificate),
+        work=ServerWork(**{**row.work, "batch_sizes": sizes}),
         device=DeviceUsage(**device),
         latencies_ms=np.frombuffer(zlib.decompress(row.latencies), dtype="<f4").copy(),
     )
 
 
-def _encoded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: they are written as `{"float": "nan"}`."""
-    document: dict[str, Any] = json.loads(json.dumps(dict(values), default=str), parse_constant=str)
-    return {k: _wrapped(values[k], v) for k, v in document.items()}
-
-
-def _wrapped(original: Any, written: Any) -> Any:
-    if isinstance(original, float) and not math.isfinite(original):
-        return {"float": repr(original)}
-    return written
-
-
-def _decoded(document: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        k: float(v["float"]) if isinstance(v, dict) and set(v) == {"float"} else v
-        for k, v in document.items()
-    }
+def _storable(text: str) -> str:
+    """Text that both databases take: no NUL (PostgreSQL), no lone surrogates (both)."""
+    return text.replace("\x00", "").encode(errors="replace").decode()
 
 
 def now() -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import secrets
@@ -13,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from ruamel.yaml import YAML
 
-from tuner.configuration import LIVE_PARAMETERS, Configuration, Value
+from tuner.configuration import Configuration, Value
 from tuner.measurement import ServerWork
 from tuner.process import Child
 
@@ -64,9 +66,14 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid if self._child else None
+    def pids(self) -> set[int]:
+        """The processes of the running server; empty when there is none."""
+        if self._child is None:
+            return set()
+        with contextlib.suppress(psutil.Error):
+            guard = psutil.Process(self._child.pid)
+            return {guard.pid, *(child.pid for child in guard.children(recursive=True))}
+        return set()
 
     def obtain(self, configuration: Configuration) -> bool:
         """Have a ready server with this configuration; True if it had to be started anew.
@@ -246,6 +253,3 @@ def run_to_end(command: Sequence[str], log_path: Path) -> tuple[int, str, str]:
         text = child.stdout.read().decode()
         code = child.wait(DESCRIBE_WITHIN_S)
         return code, text, child.log_tail(LOG_LINES)
-
-
-__all__ = ["LIVE_PARAMETERS", "Server", "ServerError", "describe", "difference"]

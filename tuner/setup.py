@@ -76,7 +76,7 @@ def open_bench(settings: RunSettings, deadline: Deadline, watch: Watch) -> Itera
         server = Server(ground.base, scratch)
         stack.callback(server.stop)
         generator = stack.enter_context(LocustLoad(scratch))
-        probe = open_probe(ground.device, lambda: {server.pid} if server.pid else set())
+        probe = open_probe(ground.device, server.pids)
         stack.callback(probe.close)
         prior = _prior(settings, ground, store, server, watch)
         record = _study_record(settings, ground, store, prior)

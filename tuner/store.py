@@ -7,19 +7,18 @@ a process, and never corrupts the file.
 
 from __future__ import annotations
 
-import os
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Engine, create_engine, delete, event, inspect, select
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from filelock import FileLock
+from sqlalchemy import Engine, delete, func, inspect, select, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, selectinload
 
+from tuner.database import connect_args, database_url, explained, is_file, open_engine, printable
 from tuner.errors import UsageError
 from tuner.measurement import TrialResult
 from tuner.rows import StudyRecord, now, study_record, trial_result, trial_row
@@ -28,9 +27,10 @@ from tuner.tables import Base, CalibrationRow, ResultRow, SchemaRow, StudyRow, T
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
-SCHEMA_VERSION = 1
-# How long a writer waits for another one before SQLite gives up.
-BUSY_TIMEOUT_MS = 30_000
+# 1 was never released: it kept verdicts in one JSON column.
+SCHEMA_VERSION = 2
+# PostgreSQL's advisory locks are numbers that programs agree on; this one spells "p99t".
+SET_UP_LOCK = select(func.pg_advisory_xact_lock(0x70393974))
 
 
 class Store:
@@ -38,6 +38,7 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._optuna: list[RDBStorage] = []
 
     @classmethod
     def open(cls, storage: str) -> Store:
@@ -49,15 +50,18 @@ class Store:
         Raises:
             UsageError: it cannot be used; the message says why and never shows a password.
         """
-        url = database_url(storage)
+        store = cls(open_engine(database_url(storage)))
         try:
-            engine = _engine(url)
-            _prepare(engine, url)
-        except (DBAPIError, NoSuchModuleError, ModuleNotFoundError, OSError) as error:
-            raise _explained(error, url) from error
-        return cls(engine)
+            store._set_up()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def close(self) -> None:
+        for storage in self._optuna:
+            storage.remove_session()
+            storage.engine.dispose()
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -72,35 +76,57 @@ class Store:
         self.close()
 
     def optuna_storage(self) -> RDBStorage:
-        """Optuna's own storage in the same database."""
+        """Optuna's own storage in the same database; closed with the store."""
         from optuna.storages import RDBStorage
 
-        url = self._engine.url.render_as_string(hide_password=False)
-        wait = {"timeout": BUSY_TIMEOUT_MS / 1000} if self._engine.dialect.name == "sqlite" else {}
-        return RDBStorage(url, engine_kwargs={"connect_args": wait})
+        url = self._engine.url
+        text_url = url.render_as_string(hide_password=False)
+        try:
+            with self._alone():
+                storage = RDBStorage(
+                    text_url.replace("{", "{{").replace("}", "}}"),  # Optuna's is a format string
+                    engine_kwargs={"connect_args": connect_args(url)},
+                )
+        except (DBAPIError, OSError) as error:
+            raise explained(error, url) from error
+        self._optuna.append(storage)
+        return storage
 
     def save_study(self, record: StudyRecord) -> None:
-        with Session(self._engine) as session, session.begin():
+        """Record a new study.
+
+        Raises:
+            UsageError: there is one of this name.
+        """
+        with self._session(write=True) as session:
             session.add(StudyRow(created_utc=now(), **asdict(record)))
+            try:
+                session.flush()
+            except IntegrityError as error:
+                raise UsageError(
+                    f"--study-name: {record.name!r} exists already.",
+                    hint="Run the same command again to continue it, or choose another name.",
+                ) from error
 
     def study(self, name: str) -> StudyRecord | None:
-        return next((s for s in self.studies() if s.name == name), None)
+        with self._session() as session:
+            row = session.scalars(select(StudyRow).where(StudyRow.name == name)).one_or_none()
+            return None if row is None else study_record(row)
 
     def studies(self) -> list[StudyRecord]:
         """Every study, the one that was last worked on last."""
-        with Session(self._engine) as session:
+        with self._session() as session:
             rows = session.scalars(select(StudyRow).order_by(StudyRow.id)).all()
             last = {row.id: row.created_utc for row in rows}
             for table in (TrialRow, ResultRow):
-                for study_id, recorded in session.execute(
-                    select(table.study_id, table.recorded_utc)
-                ):
+                newest = select(table.study_id, func.max(table.recorded_utc))
+                for study_id, recorded in session.execute(newest.group_by(table.study_id)):
                     last[study_id] = max(last[study_id], recorded)
             return [study_record(row) for row in sorted(rows, key=lambda row: last[row.id])]
 
     def save_trial(self, study: str, number: int, result: TrialResult) -> None:
         """Record a finished trial, whole or not at all; the same number replaces itself."""
-        with Session(self._engine) as session, session.begin():
+        with self._session(write=True) as session:
             study_id = self._study_id(session, study)
             session.execute(
                 delete(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)
@@ -116,12 +142,12 @@ class Store:
             .order_by(TrialRow.number)
             .options(selectinload(TrialRow.measurements))
         )
-        with Session(self._engine) as session:
+        with self._session() as session:
             return [(row.number, trial_result(row)) for row in session.scalars(query)]
 
     def save_result(self, study: str, document: Mapping[str, Any]) -> None:
         """Append the report of a finished run."""
-        with Session(self._engine) as session, session.begin():
+        with self._session(write=True) as session:
             study_id = self._study_id(session, study)
             session.add(ResultRow(study_id=study_id, recorded_utc=now(), document=dict(document)))
 
@@ -133,103 +159,66 @@ class Store:
             .where(StudyRow.name == study)
             .order_by(ResultRow.id)
         )
-        with Session(self._engine) as session:
+        with self._session() as session:
             return list(session.scalars(query))
 
     def save_calibration(self, key: str, document: Mapping[str, Any]) -> None:
-        with Session(self._engine) as session, session.begin():
+        """Keep a calibration; the same key replaces itself."""
+        with self._session(write=True) as session:
             session.merge(CalibrationRow(key=key, recorded_utc=now(), document=dict(document)))
 
     def calibration(self, key: str) -> dict[str, Any] | None:
-        with Session(self._engine) as session:
+        with self._session() as session:
             row = session.get(CalibrationRow, key)
             return None if row is None else dict(row.document)
+
+    @contextmanager
+    def _session(self, *, write: bool = False) -> Iterator[Session]:
+        """One transaction; what the database objects to becomes a `UsageError`."""
+        try:
+            with Session(self._engine) as session, session.begin():
+                if write and self._engine.dialect.name == "sqlite":
+                    # Waits for other writers now; a reader that becomes a writer later is refused
+                    # at once ("database is locked") when somebody else wrote in between.
+                    session.execute(text("BEGIN IMMEDIATE"))
+                yield session
+        except DBAPIError as error:
+            raise explained(error, self._engine.url) from error
 
     def _study_id(self, session: Session, name: str) -> int:
         return session.scalars(select(StudyRow.id).where(StudyRow.name == name)).one()
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else creates tables meanwhile: Optuna fails when two processes do it at once."""
+        if self._engine.dialect.name == "postgresql":
+            with self._session() as session:
+                session.execute(SET_UP_LOCK)
+                yield
+        elif is_file(self._engine.url):
+            with FileLock(f"{self._engine.url.database}.lock"):
+                yield
+        else:
+            yield
 
-def database_url(storage: str) -> URL:
-    """The URL of `--storage`: a plain path is a SQLite file, `postgresql://` uses psycopg 3.
-
-    Raises:
-        UsageError: neither a path nor a URL of a known database.
-    """
-    if "://" not in storage:
-        return URL.create("sqlite", database=storage)
-    try:
-        url = make_url(storage)
-    except ArgumentError as error:
-        raise UsageError("--storage: not a database URL.", hint=_URL_HINT) from error
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise UsageError(f"--storage: {url.drivername} is not supported.", hint=_URL_HINT)
-    return url
-
-
-_URL_HINT = "Give a file such as studies/tuner.db, or postgresql://user@host/database."
-
-
-def _engine(url: URL) -> Engine:
-    if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
-    if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
-
-    @event.listens_for(engine, "connect")
-    def set_up(connection: sqlite3.Connection, _: object) -> None:
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    return engine
-
-
-def _prepare(engine: Engine, url: URL) -> None:
-    """Create our tables, or check that they are of a version we know."""
-    if "tuner_schema" not in inspect(engine).get_table_names():
-        Base.metadata.create_all(engine)
-    with Session(engine) as session, session.begin():
-        row = session.scalars(select(SchemaRow)).one_or_none()
-        if row is None:
-            session.add(SchemaRow(version=SCHEMA_VERSION))
-        elif row.version > SCHEMA_VERSION:
+    def _set_up(self) -> None:
+        """Create our tables, or check that they are of the version we know."""
+        with self._session(write=True) as session:
+            connection = session.connection()
+            if connection.dialect.name == "postgresql":
+                session.execute(SET_UP_LOCK)
+            if not inspect(connection).has_table(SchemaRow.__tablename__):
+                Base.metadata.create_all(connection)
+                session.add(SchemaRow(version=SCHEMA_VERSION))
+                return
+            version = session.scalars(select(SchemaRow.version)).one()
+            # Changes nothing, but a database that is read-only says so now, not after a trial.
+            session.execute(update(SchemaRow).values(version=version))
+        if version != SCHEMA_VERSION:
+            age, what = ("newer", "Upgrade the tuner") if version > SCHEMA_VERSION else (
+                "older", "Move it away")  # fmt: skip
             raise UsageError(
-                f"--storage: {_name(url)} was written by a newer tuner (schema {row.version}, this "
-                f"one knows {SCHEMA_VERSION}).",
-                hint="Upgrade the tuner, or choose another --storage.",
+                f"--storage: {printable(self._engine.url)} was written by a tuner that is {age} "
+                f"(its tables have version {version}, this one knows {SCHEMA_VERSION}).",
+                hint=f"{what}, or choose another --storage.",
             )
-        session.execute(delete(SchemaRow).where(SchemaRow.version < 0))  # a write: read-only shows
-
-
-def _explained(error: Exception, url: URL) -> UsageError:
-    """One clear message for what databases and file systems answer."""
-    name, text = _name(url), str(getattr(error, "orig", None) or error)
-    if isinstance(error, ModuleNotFoundError):
-        return UsageError(
-            f"--storage: {name} needs the package {error.name}.",
-            hint="Install it: pip install 'p99-tuner[postgres]'.",
-        )
-    if "not a database" in text:
-        return UsageError(
-            f"--storage: {name} is not a SQLite database.",
-            hint="Choose another --storage, or move the file away.",
-        )
-    if url.get_backend_name() == "sqlite":
-        reason = getattr(error, "strerror", None) or text
-        return UsageError(
-            f"--storage: {name} cannot be written: {reason}.",
-            hint="Choose a --storage in a folder that is writable.",
-        )
-    return UsageError(
-        f"--storage: {name} cannot be reached: {text.strip().splitlines()[0]}.",
-        hint="Check host, port, user and database.",
-    )
-
-
-def _name(url: URL) -> str:
-    """The file's path, or the URL with its password hidden."""
-    if url.get_backend_name() == "sqlite":
-        return os.fspath(url.database or "the database in memory")
-    return url.render_as_string(hide_password=True)

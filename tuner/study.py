@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from statistics import median
 
 from tuner.configuration import Configuration
 from tuner.confirm import Confirmation, confirm
 from tuner.errors import MeasurementError, ServerStartError
-from tuner.measurement import Status, TrialResult
+from tuner.measurement import Measurement, Status, TrialResult
 from tuner.objective import Objective, best_of
 from tuner.phase import Rig
 from tuner.prior import Prior
@@ -104,6 +105,7 @@ def search_configurations(bench: Bench, most_trials: int | None) -> list[Numbere
                 plan=bench.plan,
                 prior=bench.prior,
                 clock=bench.deadline.clock,
+                trust=trust_in_prior(results),
                 say=watch.say,
             )
         except BaseException:
@@ -142,7 +144,8 @@ def confirm_finalists(bench: Bench, results: list[Numbered]) -> list[Confirmatio
     default = next((r for r in results if r[1].configuration == bench.defaults), None)
     if default and default[0] not in {c.trial_number for c in confirmed}:
         bench.watch.stage("measuring the server's defaults on the same load")
-        confirmed += _confirm_one(bench, *default)
+        best = min(confirmed, key=lambda c: objective.rank(_as_result(c)), default=None)
+        confirmed += _confirm_one(bench, *default, beside=best and best.load)
     return sorted(confirmed, key=lambda c: objective.rank(_as_result(c)))
 
 
@@ -153,6 +156,16 @@ def best_line(results: list[Numbered], objective: Objective) -> str:
         return "none meets the budget yet"
     best = dict(results)[number]
     return f"trial {number}: {objective} {best.values[objective]:.3g} ({best.configuration})"
+
+
+def trust_in_prior(results: list[Numbered]) -> float:
+    """The median of measured over predicted capacity; 1 before anything was measured."""
+    ratios = [
+        r.capacity_rps / r.prediction.capacity_rps
+        for _, r in results
+        if r.prediction and r.prediction.capacity_rps > 0 and r.capacity_rps > 0
+    ]
+    return median(ratios) if ratios else 1.0
 
 
 def measured(results: list[Numbered]) -> int:
@@ -204,7 +217,9 @@ def _challenges(result: TrialResult, confirmed: list[Confirmation], objective: O
     return objective.better(result.values[objective], best.values[objective])
 
 
-def _confirm_one(bench: Bench, number: int, result: TrialResult) -> Iterator[Confirmation]:
+def _confirm_one(
+    bench: Bench, number: int, result: TrialResult, beside: Measurement | None = None
+) -> Iterator[Confirmation]:
     try:
         yield confirm(
             number,
@@ -212,6 +227,7 @@ def _confirm_one(bench: Bench, number: int, result: TrialResult) -> Iterator[Con
             result.capacity_rps,
             rig=bench.rig,
             plan=bench.plan,
+            beside=beside,
             say=bench.watch.say,
         )
     except ServerError as failure:
@@ -220,8 +236,10 @@ def _confirm_one(bench: Bench, number: int, result: TrialResult) -> Iterator[Con
 
 def _as_result(confirmation: Confirmation) -> TrialResult:
     """A confirmation in the form that objectives rank; what no longer meets ranks last."""
-    objective_values = confirmation.values if confirmation.meets else {}
     return TrialResult(
-        confirmation.configuration, "confirmed", Status.MEASURED, values=objective_values,
-        measurements=(replace(confirmation.target, phase="target"),),
-    )  # fmt: skip
+        confirmation.configuration,
+        "confirmed",
+        Status.MEASURED,
+        values=confirmation.values if confirmation.holds else {},
+        measurements=(replace(confirmation.load, phase="target"),),
+    )

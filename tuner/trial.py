@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tuner.configuration import Configuration
 from tuner.headroom import Bracket, find_capacity
@@ -13,6 +14,9 @@ from tuner.objective import Objective, constraints_of, values_of
 from tuner.phase import Rig
 from tuner.prior import Prior
 from tuner.server import ServerError
+from tuner.verdict import Evidence, Outcome
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,19 @@ class TrialPlan:
     must_hold_target: bool
     ceiling_rps: float
     seed: int
-    target_limit_s: float = 8.0
-    step_limit_s: float = 5.0
-    most_steps: int = 7
-    resolution: float = 0.06
+    step_limit_s: float = 8.0
+    most_steps: int = 5
+    resolution: float = 0.1
+
+    @property
+    def finds_own_rate(self) -> bool:
+        """Whether finalists are compared at a rate that the search found, not one asked for."""
+        return self.objective.needs_headroom and not self.must_hold_target
+
+    @property
+    def target_limit_s(self) -> float:
+        """A rate that must be held deserves a verdict; one that only serves comparison does not."""
+        return 3.0 if self.finds_own_rate else 12.0
 
 
 def run_trial(
@@ -46,7 +59,8 @@ def run_trial(
     plan: TrialPlan,
     prior: Prior,
     clock: Callable[[], float],
-    say: Callable[[str], None] = lambda _: None,
+    trust: float = 1.0,
+    say: Say = lambda _: None,
 ) -> TrialResult:
     """Measure one configuration. Never raises for what the configuration did to the server.
 
@@ -54,6 +68,7 @@ def run_trial(
         configuration: a full configuration (every searched setting named).
         origin: who proposed it: `defaults`, `prior`, `sampler`, ...
         clock: seconds, monotonic.
+        trust: measured over predicted capacity in earlier trials; scales the first guess.
         say: told what is going on, for people.
     """
     stopwatch = _Stopwatch(clock)
@@ -74,17 +89,20 @@ def run_trial(
             )
         if target.certificate.fault is not None:
             return _void(blank, target, stopwatch)
-        bracket, steps = Bracket().with_measurement(target), list[Measurement]()
+        bracket, steps = Bracket(), list[Measurement]()
+        if target.verdict.outcome is not Outcome.UNDECIDED:
+            bracket = bracket.with_measurement(target)
         if plan.objective.needs_headroom and (target.verdict.meets or not plan.must_hold_target):
             with stopwatch.lap("headroom"):
                 bracket, steps = find_capacity(
-                    lambda rate: _step(rig, plan, rate, say),
-                    target,
-                    guess_rps=prediction.capacity_rps,
+                    partial(_step, rig, plan, say),
+                    bracket,
+                    guess_rps=max(trust * prediction.capacity_rps, 1.0),
                     resolution=plan.resolution,
                     most_steps=plan.most_steps,
                 )
     except ServerError as failure:
+        rig.server.stop()  # whatever is left of it must not be the next trial's
         return replace(
             blank,
             reason=failure.reason,
@@ -107,9 +125,12 @@ def run_trial(
     )
 
 
-def _step(rig: Rig, plan: TrialPlan, rate: float, say: Callable[[str], None]) -> Measurement:
+def _step(
+    rig: Rig, plan: TrialPlan, say: Say, rate: float, step: int, earlier: Evidence
+) -> Measurement:
     say(f"headroom {rate:.0f}/s")
-    return rig.measure("headroom", rate, seed=plan.seed + 1, limit_s=plan.step_limit_s)
+    seed = plan.seed + 1 + step
+    return rig.measure("headroom", rate, seed=seed, limit_s=plan.step_limit_s, earlier=earlier)
 
 
 def _void(blank: TrialResult, target: Measurement, stopwatch: _Stopwatch) -> TrialResult:

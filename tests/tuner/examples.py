@@ -16,7 +16,7 @@ from tuner.measurement import (
 )
 from tuner.objective import Objective
 from tuner.prior import Prior
-from tuner.verdict import Outcome, Verdict
+from tuner.verdict import NO_EVIDENCE, Evidence, Outcome, Verdict
 
 DEFAULTS: dict[str, Value] = {
     "batch_window_ms": 5.0,
@@ -52,18 +52,21 @@ def prior(
     return Prior(calibration, budget_ms, DEFAULTS, shared_cores)
 
 
-def verdict(*, meets: bool = True, p99_ms: float = 80.0, budget_ms: float = 100.0) -> Verdict:
+def verdict(
+    *, meets: bool = True, p99_ms: float = 80.0, budget_ms: float = 100.0,
+    evidence: Evidence = NO_EVIDENCE,
+) -> Verdict:  # fmt: skip
     """A verdict with a plausible interval."""
     outcome = Outcome.MEETS if meets else Outcome.MISSES
     return Verdict(
         outcome, budget_ms, 0.95, 1000, 3 if meets else 50, 800.0, 30.0, 60.0, p99_ms,
-        0.9 * p99_ms, 1.1 * p99_ms,
+        0.9 * p99_ms, 1.1 * p99_ms, evidence,
     )  # fmt: skip
 
 
 def measurement(
     *, phase: str = "target", rate_rps: float = 100.0, meets: bool = True, p99_ms: float = 80.0,
-    busy: float | None = 0.5, fault: str | None = None,
+    busy: float | None = 0.5, fault: str | None = None, evidence: Evidence = NO_EVIDENCE,
 ) -> Measurement:  # fmt: skip
     """One measurement of ten seconds in which everything was answered, in batches of four."""
     answered = int(rate_rps * 10)
@@ -76,7 +79,7 @@ def measurement(
         seed=0,
         arrivals="poisson",
         duration_s=10.0,
-        verdict=verdict(meets=meets, p99_ms=p99_ms),
+        verdict=verdict(meets=meets, p99_ms=p99_ms, evidence=evidence),
         goodput_rps=rate_rps * 0.995,
         errors={},
         certificate=Certificate(answered, answered, answered, rate_rps, 0.3, 0.1, "timerfd", fault),
