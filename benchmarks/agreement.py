@@ -21,6 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from tuner import payloads
 from tuner.configuration import Configuration
@@ -63,7 +64,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _rounds(options: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
+def _rounds(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     image = payloads.generate(folder / "payloads").paths[0]
     server = Server(SETTINGS, folder)
     generator = LocustLoad(folder)
@@ -85,7 +86,7 @@ def _rounds(options: argparse.Namespace, folder: Path) -> list[dict[str, object]
         server.stop()
 
 
-def _row(ours: Measurement, theirs_ms: float) -> dict[str, object]:
+def _row(ours: Measurement, theirs_ms: float) -> dict[str, Any]:
     from tuner.verdict import quantile_interval
 
     latencies = ours.latencies_ms.astype(float)

@@ -82,7 +82,8 @@ class EagerEngine:
         spec = pixel_spec(settings.model)
         model = load_model(settings.model, settings.weights)
         try:
-            self._model = model.to(self._device, self._dtype, memory_format=torch.channels_last)
+            model = model.to(device=self._device, dtype=self._dtype)
+            self._model = model.to(memory_format=torch.channels_last)
             # x / 255 normalised is x * scale + shift, one pass over the batch.
             std = torch.tensor(spec.std, device=self._device).view(1, 3, 1, 1)
             mean = torch.tensor(spec.mean, device=self._device).view(1, 3, 1, 1)
@@ -112,7 +113,8 @@ class EagerEngine:
             self._staging = self._new_staging(len(pixels), pixels.shape[1])
         staged = self._staging[: len(pixels)]
         staged.numpy()[:] = pixels
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        event: Any = torch.cuda.Event  # untyped in torch
+        began, ended = event(enable_timing=True), event(enable_timing=True)
         began.record()
         probabilities, classes = self._forward(staged.to(self._device, non_blocking=True))
         results = [t.to("cpu", non_blocking=True) for t in (probabilities, classes)]
@@ -161,5 +163,6 @@ def _set_precision(precision: str, threads: int | None) -> None:
         torch.set_num_threads(threads)
     if torch.cuda.is_available():
         mode = "tf32" if precision == "tf32" else "ieee"
-        torch.backends.cuda.matmul.fp32_precision = mode
-        torch.backends.cudnn.conv.fp32_precision = mode
+        backends: Any = torch.backends  # attributes that its annotations lack
+        backends.cuda.matmul.fp32_precision = mode
+        backends.cudnn.conv.fp32_precision = mode

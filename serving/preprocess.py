@@ -69,7 +69,8 @@ def with_torchvision(data: bytes, spec: PixelSpec) -> Pixels:
         return with_pil(data, spec)
     resized = functional.resize(image, [spec.resize], antialias=True)
     cropped = functional.center_crop(resized, [spec.crop, spec.crop])
-    return cropped.permute(1, 2, 0).numpy()  # a view: the caller copies it into its slot
+    pixels: Pixels = cropped.permute(1, 2, 0).numpy()  # a view: the caller copies it
+    return pixels
 
 
 def with_pil(data: bytes, spec: PixelSpec) -> Pixels:

@@ -13,7 +13,7 @@ import psutil
 
 from serving import preprocess
 from serving.batcher import Batcher, Policy, Scheduler
-from serving.errors import BadImage, Busy, EngineFailure, SettingsError
+from serving.errors import BadImage, Busy, EngineFailure, SettingsError, TooLarge
 from serving.executor import Executor
 from serving.preprocess import PixelSpec
 from serving.settings import LIVE, Settings
@@ -231,7 +231,7 @@ class Service:
     def _count_failure(self, error: Exception) -> None:
         if isinstance(error, Busy):
             self.statistics.requests["rejected"] += 1
-        elif isinstance(error, BadImage | preprocess.TooLarge):
+        elif isinstance(error, BadImage | TooLarge):
             self.statistics.requests["bad_request"] += 1
         else:
             self.statistics.requests["failed"] += 1

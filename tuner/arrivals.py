@@ -20,6 +20,8 @@ def draw(kind: str, rate_rps: float, seed: int, duration_s: float) -> NDArray[np
     Gaps have mean 1 and are divided by the rate: phases with one seed at different rates see one
     pattern, stretched (common random numbers). Poisson arrivals have exponential gaps.
     """
+    if kind not in KINDS:
+        raise ValueError(f"arrivals: {kind!r} is not a kind of arrivals; use {' or '.join(KINDS)}")
     rng = np.random.default_rng(seed)
     chunks, reached = list[NDArray[np.float64]](), 0.0
     while reached < duration_s * rate_rps:

@@ -70,7 +70,9 @@ def confirm(
         ServerError: the server did not survive it.
     """
     seed = plan.seed + FRESH_SEEDS
-    common_rps = plan.target_rps if not plan.finds_own_rate else beside and beside.rate_rps
+    common_rps = None if plan.finds_own_rate else plan.target_rps
+    if beside is not None:
+        common_rps = beside.rate_rps
     say("starting the server")
     if rig.server.obtain(configuration):
         say("warming up")

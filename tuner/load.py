@@ -25,7 +25,7 @@ from tuner.process import Child
 
 Floats = NDArray[np.float64]
 
-# The generator reports five times a second; silence this long is a hang.
+# The generator reports five times a second, while it drains too; silence this long is a hang.
 SILENCE_S = 10.0
 START_WITHIN_S = 60.0
 
@@ -101,7 +101,7 @@ class LoadResult:
     """The finished phase.
 
     `elapsed_s` is the time in which arrivals were due: the drain does not count. `cpu_share` is
-    the generator's use of one core.
+    the generator's use of one core in that time.
     """
 
     samples: Samples
@@ -138,9 +138,11 @@ class LocustLoad:
 
     Args:
         scratch: a folder for its log.
+        silence_s: without a word for so long, it hangs.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, silence_s: float = SILENCE_S) -> None:
+        self._silence_s = silence_s
         self._log_path = scratch / "loadgen.log"
         self._child: Child | None = None
         self._hello: dict[str, Any] = {}
@@ -175,26 +177,24 @@ class LocustLoad:
         self.close()
 
     def _follow(self, spec: LoadSpec, phase: Phase, observe: Observer | None) -> LoadResult:
-        ledger, stopped_s = Ledger(spec), None
-        for event in self._events(SILENCE_S + spec.drain_s):
+        ledger, stopped = Ledger(spec), False
+        for event in self._events(self._silence_s):
             if event.get("phase") != phase.id or event["event"] == "started":
                 continue
             ledger.add(unpack(event["rows"]), int(event["due"]))
             if event["event"] == "result":
-                elapsed_s = stopped_s if stopped_s is not None else spec.duration_s
-                return self._result(event, ledger.samples(), elapsed_s)
+                return self._result(event, ledger.samples())
             elapsed_s = min(float(event["elapsed_s"]), spec.duration_s)
-            done = stopped_s is None and observe and observe(elapsed_s, ledger.samples())
-            if done:
-                stopped_s = elapsed_s
+            if observe and not stopped and observe(elapsed_s, ledger.samples()):
+                stopped = True
                 self._write(stop_line(phase.id))
         raise AssertionError("events end with an exception")
 
-    def _result(self, event: dict[str, Any], samples: Samples, elapsed_s: float) -> LoadResult:
+    def _result(self, event: dict[str, Any], samples: Samples) -> LoadResult:
         return LoadResult(
             samples=samples,
-            elapsed_s=elapsed_s,
-            cpu_share=float(event["cpu_s"]) / max(float(event["wall_s"]), 1e-9),
+            elapsed_s=float(event["elapsed_s"]),
+            cpu_share=float(event["cpu_share"]),
             connections=int(event["connections"]),
             in_flight_peak=int(event["in_flight_peak"]),
             pacer=str(self._hello["pacer"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import Literal
 
 from tuner.measurement import Measurement, Status, TrialResult
 
@@ -23,7 +24,7 @@ class Objective(StrEnum):
     GPU_UTIL = "gpu-util"
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["minimize", "maximize"]:
         return "minimize" if self is Objective.EFFICIENCY else "maximize"
 
     @property

@@ -102,8 +102,9 @@ def _pink(width: int, height: int, rng: np.random.Generator) -> NDArray[np.float
     frequency[0, 0] = 1.0
     spectrum /= frequency**1.3
     spectrum[0, 0] = 0
-    noise: NDArray[np.float64] = np.fft.irfft2(spectrum, s=(height, width))
-    return noise / noise.std()
+    noise = np.fft.irfft2(spectrum, s=(height, width))
+    scaled: NDArray[np.float64] = noise / noise.std()
+    return scaled
 
 
 def _write_set(folder: Path, seed: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -93,7 +94,7 @@ def open_probe(
     if not device.startswith("cuda"):
         return ExecutorProbe()
     if nvml is None:
-        import pynvml as nvml
+        nvml = import_module("pynvml")
     from tuner.nvml import NvmlProbe
 
     if visible is None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-# The guard itself needs a moment to kill and reap after the lifeline is cut.
-REAP_S = 10.0
+# How long the guard may take to kill and reap after the lifeline is cut: the kernel frees what a
+# process holds on a device, some GB, before it lets go of it.
+REAP_S = 30.0
 
 
 class Child:

@@ -99,7 +99,9 @@ def _measurement_row(ordinal: int, m: Measurement) -> MeasurementRow:
 def _measurement(row: MeasurementRow) -> Measurement:
     judged = {field.name: getattr(row, field.name) for field in fields(Verdict)}
     sizes = {int(size): count for size, count in row.work["batch_sizes"].items()}
-    device = {k: tuple(v) if isinstance(v, list) else v for k, v in row.device.items()}
+    device: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in row.device.items()
+    }
     return Measurement(
         phase=row.phase,
         rate_rps=row.rate_rps,

@@ -138,7 +138,7 @@ def _fit_instances(space: Space, described: Mapping[str, Any]) -> tuple[Space, t
     device = next(d for d in described["devices"] if d["id"] == described["defaults"]["device"])
     each = EXECUTOR_BYTES + 4 * int(described["model"]["parameters"])
     most = max(int(device["memory_bytes"] // each), 1)
-    if not instances or max(instances) <= most:
+    if not any(isinstance(n, int) and n > most for n in instances):
         return space, ()
     note = f"instances above {most}: each needs about {each / 2**30:.1f} GiB of memory"
     return space.capped("instances", most), (note,)

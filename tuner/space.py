@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tuner.configuration import Value
 from tuner.data import closest, load_yaml, plain, resolve, where
@@ -221,9 +221,6 @@ class _Values(BaseModel):
     values: list[int | float | str] = Field(min_length=1)
 
 
-_DOOR: TypeAdapter[_Range | _Values] = TypeAdapter(_Range | _Values)
-
-
 def _parameter(name: str, given: Any, cores: int, place: str) -> Parameter:
     if name not in KNOWN:
         raise UsageError(
@@ -232,7 +229,8 @@ def _parameter(name: str, given: Any, cores: int, place: str) -> Parameter:
     written = {k: cores if v == "cores" else plain(v) for k, v in given.items()} if isinstance(
         given, dict) else given  # fmt: skip
     try:
-        shape = _DOOR.validate_python(written)
+        listed = isinstance(written, dict) and "values" in written
+        shape = (_Values if listed else _Range).model_validate(written)
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(

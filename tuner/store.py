@@ -178,8 +178,9 @@ class Store:
         try:
             with Session(self._engine) as session, session.begin():
                 if write and self._engine.dialect.name == "sqlite":
-                    # Waits for other writers now; a reader that becomes a writer later is refused
-                    # at once ("database is locked") when somebody else wrote in between.
+                    # Python's sqlite3 begins late and leaves table creation out. A transaction that
+                    # reads first and writes later is refused as "locked" at once, without waiting,
+                    # when somebody else wrote in between.
                     session.execute(text("BEGIN IMMEDIATE"))
                 yield session
         except DBAPIError as error:

@@ -111,8 +111,9 @@ def search_configurations(bench: Bench, most_trials: int | None) -> list[Numbere
         except BaseException:
             bench.search.interrupted(trial)
             raise
-        bench.search.tell(trial, result, objective)
+        # Ours first: what Optuna counts as finished must never be missing here.
         store.save_trial(bench.name, trial.number, result)
+        bench.search.tell(trial, result, objective)
         results.append((trial.number, result))
         if result.status is Status.SKIPPED:
             barren += 1
@@ -145,7 +146,7 @@ def confirm_finalists(bench: Bench, results: list[Numbered]) -> list[Confirmatio
     if default and default[0] not in {c.trial_number for c in confirmed}:
         bench.watch.stage("measuring the server's defaults on the same load")
         best = min(confirmed, key=lambda c: objective.rank(_as_result(c)), default=None)
-        confirmed += _confirm_one(bench, *default, beside=best and best.load)
+        confirmed += _confirm_one(bench, *default, beside=best.load if best else None)
     return sorted(confirmed, key=lambda c: objective.rank(_as_result(c)))
 
 

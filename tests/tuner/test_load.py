@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +21,14 @@ import pytest
 from tuner import arrivals
 from tuner.errors import MeasurementError
 from tuner.load import LoadGenerator, LoadSpec, LocustLoad, Samples
+from tuner.loadgen.wire import Phase
 from tuner.testing import SimulatedLoad, SimulatedServer
 
 # A server whose answers are scripted by path: /ok, /refuse (503), /slow (1 s), /stall (nobody is
 # answered for the second half of every second), /drop (closes without an answer). GET /seen
-# returns the lengths of all bodies received.
+# returns the SHA-256 of every body received.
 SERVER = """
-import asyncio, json, sys, time
+import asyncio, hashlib, json, sys, time
 seen = []
 
 async def serve(reader, writer):
@@ -34,12 +37,12 @@ async def serve(reader, writer):
             path = head.split()[1].decode()
             length = next((int(l.split(b":")[1]) for l in head.split(b"\\r\\n")
                            if l.lower().startswith(b"content-length")), 0)
-            await reader.readexactly(length)
+            received = await reader.readexactly(length)
             body = b"{}"
             if path == "/seen":
                 body = json.dumps(seen).encode()
             else:
-                seen.append(length)
+                seen.append(hashlib.sha256(received).hexdigest())
             if path == "/drop":
                 break
             if path == "/slow":
@@ -84,11 +87,11 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def payloads(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
-    """Three bodies of lengths that tell them apart."""
+    """Three random bodies; the largest does not fit into one segment of the loopback device."""
     folder = tmp_path_factory.mktemp("payloads")
-    paths = tuple(folder / f"{n}.bin" for n in (1000, 2000, 30000))
+    paths = tuple(folder / f"{n}.bin" for n in (1_000, 20_000, 100_000))
     for path in paths:
-        path.write_bytes(b"x" * int(path.stem))
+        path.write_bytes(np.random.default_rng(1).bytes(int(path.stem)))
     return paths
 
 
@@ -102,10 +105,17 @@ def spec_for(url: str, payloads: tuple[Path, ...]) -> LoadSpec:
     return LoadSpec(url, 100.0, "poisson", 5, 1.5, payloads, timeout_s=5.0)
 
 
-def seen_lengths(base: str) -> list[int]:
+def seen_bodies(base: str) -> Counter[str]:
+    """How often the server received each body, by its hash."""
     with urllib.request.urlopen(f"{base}/seen") as answer:
-        lengths: list[int] = json.load(answer)
-    return lengths
+        return Counter(json.load(answer))
+
+
+def process_of(load: LocustLoad) -> int:
+    """The generator's process id: the only child of its guard."""
+    assert load._child is not None
+    guard = load._child.pid
+    return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
 
 
 class TestArrivals:
@@ -136,6 +146,11 @@ class TestArrivals:
         """An empty phase is empty."""
         assert len(arrivals.draw("poisson", 100, 1, 0)) == 0
 
+    def test_an_unknown_kind_is_refused(self) -> None:
+        """A misspelt process is not silently another one."""
+        with pytest.raises(ValueError, match="'poison' is not .* use poisson or constant"):
+            arrivals.draw("poison", 100, 1, 1)
+
 
 class LoadContract:
     """What every load generator promises. Subclasses provide `load` and `spec`."""
@@ -161,7 +176,9 @@ class LoadContract:
         result = load.run(replace(spec, duration_s=30.0), lambda elapsed, _: elapsed > 0.5)
         assert 0.5 < result.elapsed_s < 10
         assert result.samples.answered == result.samples.offered
-        assert result.samples.intended_s[-1] < 10
+        schedule = arrivals.draw(spec.arrivals, spec.rate_rps, spec.seed, 30.0)
+        due = schedule[schedule <= result.elapsed_s]
+        assert result.samples.intended_s == pytest.approx(due, abs=1e-9)
 
     def test_observers_see_growing_samples(self, load: LoadGenerator, spec: LoadSpec) -> None:
         """Times rise, arrivals accumulate, pending ones are NaN and never counted as failures."""
@@ -213,12 +230,27 @@ class TestLocustLoad(LoadContract):
         return spec_for(f"{url}/ok", payloads)
 
     def test_bodies_are_delivered(self, load: LoadGenerator, spec: LoadSpec) -> None:
-        """The server received every body, of every length, exactly once."""
-        with scripted_server() as base:
-            result = load.run(replace(spec, url=f"{base}/ok"))
-            lengths = seen_lengths(base)
-        assert len(lengths) == result.samples.offered
-        assert set(lengths) == {1000, 2000, 30000}
+        """The server received what was sent, every arrival once, and the seed decides what."""
+        received = []
+        for _ in range(2):
+            with scripted_server() as base:
+                result = load.run(replace(spec, url=f"{base}/ok"))
+                received.append(seen_bodies(base))
+        assert received[0] == received[1]
+        assert received[0].total() == result.samples.offered
+        assert set(received[0]) == {sha256(p.read_bytes()).hexdigest() for p in spec.payloads}
+
+    def test_connections_are_kept(self, load: LoadGenerator, spec: LoadSpec) -> None:
+        """No more connections than there were requests in flight."""
+        result = load.run(spec)
+        assert 1 <= result.connections <= result.in_flight_peak
+
+    def test_a_stop_does_not_wait_for_an_arrival(self, load: LoadGenerator, spec: LoadSpec) -> None:
+        """Between rare arrivals the phase ends when told: the first would come after 100 s."""
+        rare = replace(spec, rate_rps=0.01, arrivals="constant", duration_s=150.0)
+        result = load.run(rare, lambda *_: True)
+        assert result.elapsed_s < 50
+        assert result.samples.offered == 0
 
     def test_a_stall_is_seen_by_all_who_would_have_sent(
         self, load: LoadGenerator, spec: LoadSpec
@@ -268,18 +300,68 @@ class TestLocustLoad(LoadContract):
     def test_a_killed_generator_is_our_fault(self, spec: LoadSpec, tmp_path: Path) -> None:
         """It raises, names itself, and the next phase gets a new process."""
         with LocustLoad(tmp_path) as load:
-            load.run(replace(spec, duration_s=0.2))
-            assert load._child is not None
-            group = int(Path(f"/proc/{load._child.pid}/task/{load._child.pid}/children")
-                        .read_text().split()[0])  # fmt: skip
 
             def kill(_: float, __: Samples) -> bool:
-                os.kill(group, signal.SIGKILL)
+                os.kill(process_of(load), signal.SIGKILL)
                 return False
 
             with pytest.raises(MeasurementError, match="load generator ended"):
                 load.run(replace(spec, duration_s=5.0), kill)
             assert load.run(replace(spec, duration_s=0.2)).samples.offered > 0
+
+    def test_a_hanging_generator_is_our_fault(self, spec: LoadSpec, tmp_path: Path) -> None:
+        """One that stops talking is given up, and ended although it hangs."""
+        with LocustLoad(tmp_path, silence_s=2.0) as load:
+            stopped = list[int]()
+
+            def stop(_: float, __: Samples) -> bool:
+                stopped.append(process_of(load))
+                os.kill(stopped[0], signal.SIGSTOP)
+                return False
+
+            with pytest.raises(MeasurementError, match="said nothing for 2 s"):
+                load.run(replace(spec, duration_s=5.0), stop)
+            assert not Path(f"/proc/{stopped[0]}").exists()
+
+    def test_an_interrupted_phase_leaves_nothing(self, spec: LoadSpec, tmp_path: Path) -> None:
+        """After Ctrl-C no process is left, and the generator can be used again."""
+        with LocustLoad(tmp_path) as load:
+            seen = list[int]()
+
+            def interrupt(_: float, __: Samples) -> bool:
+                seen.append(process_of(load))
+                raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                load.run(spec, interrupt)
+            assert not Path(f"/proc/{seen[0]}").exists()
+            assert load.run(replace(spec, duration_s=0.2)).samples.offered > 0
+
+    def test_what_it_cannot_send_is_said(self, spec: LoadSpec, tmp_path: Path) -> None:
+        """A URL that is not plain HTTP is refused by name, not sent somewhere else."""
+        with LocustLoad(tmp_path) as load, pytest.raises(MeasurementError) as caught:
+            load.run(replace(spec, url="https://127.0.0.1/x"))
+        assert "https://127.0.0.1/x: the load generator speaks http" in str(caught.value.hint)
+
+
+@pytest.mark.slow
+def test_locust_counts_the_same(url: str, payloads: tuple[Path, ...]) -> None:
+    """Locust's own statistics have every arrival of the phase, and every failure."""
+    phase = Phase(
+        id=1, url=f"{url}/slow", rate_rps=100.0, arrivals="constant", seed=1, duration_s=0.5,
+        timeout_s=5.0, drain_s=0.2, in_flight_cap=30, payloads=tuple(map(str, payloads)),
+    )  # fmt: skip
+    command, pipe = [sys.executable, "-m", "tuner.loadgen"], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(phase.to_line())
+        process.stdin.flush()
+        events = map(json.loads, process.stdout)
+        result = next(event for event in events if event["event"] == "result")
+        process.stdin.close()
+        assert process.wait(10) == 0
+    assert result["due"] == result["locust_requests"] == result["locust_failures"] == 49
 
 
 def test_locust_stays_out_of_this_process() -> None:

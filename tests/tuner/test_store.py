@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -350,6 +351,22 @@ class TestRefusals:
             pytest.skip("SQLite makes its files")
         with pytest.raises(UsageError, match='database "nowhere" does not exist'):
             Store.open(storage_url.rpartition("/")[0] + "/nowhere")
+
+
+def test_opening_is_one_transaction(storage_url: str) -> None:
+    """Many may open a new database at once: all find it complete."""
+    opened = []
+
+    def open_it() -> None:
+        with Store.open(storage_url) as store:
+            opened.append(store.studies())
+
+    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert opened == [[]] * 8
 
 
 def test_folder_is_made(tmp_path: Path) -> None:

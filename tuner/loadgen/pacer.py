@@ -1,18 +1,19 @@
 """Waking up on time: a Linux timerfd watched by gevent's loop, else gevent's own sleep.
 
-gevent.sleep has a granularity of a millisecond; spinning on gevent.sleep(0) starves the sockets and
-inflates every latency by milliseconds. A timerfd wakes within about 0.1 ms and costs nothing.
+gevent sleeps with a granularity of a millisecond; spinning on gevent.sleep(0) starves the sockets
+and inflates every latency by milliseconds. A timerfd wakes within about 0.1 ms and costs nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import time
 
-import gevent
 from gevent import get_hub
+from gevent.event import Event
 
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK = os.O_NONBLOCK
@@ -34,6 +35,7 @@ class Pacer:
 
     def __init__(self) -> None:
         self.kind = "gevent.sleep"
+        self._woken = Event()
         if sys.platform == "linux":
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK)
@@ -42,17 +44,29 @@ class Pacer:
                 self._watcher = get_hub().loop.io(self._fd, 1)
 
     def sleep_until(self, when_ns: int) -> None:
-        """Return at `when_ns` of time.monotonic_ns(), or at once if it has passed."""
-        if when_ns <= time.monotonic_ns():
+        """Return at `when_ns` of time.monotonic_ns(), at once if it has passed, or on `wake`."""
+        left_ns = when_ns - time.monotonic_ns()
+        if left_ns <= 0:
             return
         if self.kind != "timerfd":
-            gevent.sleep((when_ns - time.monotonic_ns()) / 1e9)
+            self._woken.clear()
+            self._woken.wait(left_ns / 1e9)
             return
-        at = _Timespec(*divmod(when_ns, 1_000_000_000))
-        timer = _Timer(_Timespec(0, 0), at)
-        self._libc.timerfd_settime(self._fd, TFD_TIMER_ABSTIME, ctypes.byref(timer), None)
+        self._set_timer(when_ns)
         get_hub().wait(self._watcher)
-        os.read(self._fd, 8)
+        with contextlib.suppress(BlockingIOError):  # a wake set it anew since it fired
+            os.read(self._fd, 8)
+
+    def wake(self) -> None:
+        """End the present sleep, if there is one, early."""
+        if self.kind == "timerfd":
+            self._set_timer(1)
+        else:
+            self._woken.set()
+
+    def _set_timer(self, when_ns: int) -> None:
+        timer = _Timer(_Timespec(0, 0), _Timespec(*divmod(when_ns, 1_000_000_000)))
+        self._libc.timerfd_settime(self._fd, TFD_TIMER_ABSTIME, ctypes.byref(timer), None)
 
     def self_test_lag_ms(self) -> float:
         """The median lateness of some wake-ups, in ms."""

@@ -23,12 +23,12 @@ Row = tuple[int, int, int, int]
 class PhaseRun:
     """One phase in progress: its schedule, what is in flight, what has been answered."""
 
-    def __init__(self, phase: Phase, bodies: list[bytes], environment: Any) -> None:
+    def __init__(self, phase: Phase, bodies: list[bytes], environment: Any, pacer: Pacer) -> None:
         self.phase = phase
-        self.stopped = False
         self.due = 0
         self.in_flight_peak = 0
         self._environment = environment
+        self._pacer = pacer
         self._offsets = (
             arrivals.draw(phase.arrivals, phase.rate_rps, phase.seed, phase.duration_s) * 1e9
         ).astype(np.int64)
@@ -39,7 +39,9 @@ class PhaseRun:
         self._open: dict[int, Any] = {}
         self._rows: list[Row] = []
         self._base_ns = 0
+        self._end_ns = round(phase.duration_s * 1e9)
         self._cpu_s = 0.0
+        self._cpu_share = 0.0
 
     @property
     def offered(self) -> int:
@@ -51,21 +53,27 @@ class PhaseRun:
         self._base_ns = time.monotonic_ns() + 20_000_000  # 20 ms: the first greenlets are ready
         return self._base_ns
 
-    def send_all(self, pacer: Pacer) -> None:
+    def send_all(self) -> None:
         """Spawn every arrival at its time, then wait for the answers, at most the drain."""
         for index, offset in enumerate(self._offsets.tolist()):
-            pacer.sleep_until(self._base_ns + offset)
-            if self.stopped:
+            self._pacer.sleep_until(self._base_ns + offset)
+            if offset > self._end_ns:
                 break
             self.due = index + 1
             if len(self._open) >= self.phase.in_flight_cap:
-                self._rows.append((index, offset, offset, Fault.NOT_SENT))
+                self._enter(index, offset, offset, Fault.NOT_SENT)
                 continue
             self._open[index] = gevent.spawn(self._one, index, offset)
             self.in_flight_peak = max(self.in_flight_peak, len(self._open))
-        if not self.stopped:
-            pacer.sleep_until(self._base_ns + round(self.phase.duration_s * 1e9))
+        self._pacer.sleep_until(self._base_ns + self._end_ns)
+        # Before the drain, whose idle time would hide a generator too busy to send on time.
+        self._cpu_share = (_cpu_s() - self._cpu_s) / max(self.elapsed_s(), 1e-9)
         self._drain()
+
+    def stop(self) -> None:
+        """Send nothing that is due after this moment."""
+        self._end_ns = min(self._end_ns, max(time.monotonic_ns() - self._base_ns, 0))
+        self._pacer.wake()
 
     def take_rows(self) -> str:
         """The rows finished since the last call, packed."""
@@ -76,10 +84,12 @@ class PhaseRun:
         return max((time.monotonic_ns() - self._base_ns) / 1e9, 0.0)
 
     def totals(self) -> dict[str, Any]:
-        """What the result says beside the rows."""
+        """What the result says beside the rows; Locust's own counts must agree with them."""
         return {
-            "cpu_s": _cpu_s() - self._cpu_s,
-            "wall_s": self.elapsed_s(),
+            "elapsed_s": self._end_ns / 1e9,
+            "cpu_share": self._cpu_share,
+            "locust_requests": self._environment.stats.total.num_requests,
+            "locust_failures": self._environment.stats.total.num_failures,
             "connections": self._client.pool.opened,
             "in_flight_peak": self.in_flight_peak,
         }
@@ -91,27 +101,32 @@ class PhaseRun:
         intended_ns = self._base_ns + offset
         deadline_ns = intended_ns + round(self.phase.timeout_s * 1e9)
         status, length = self._client.post(self._bodies[index], deadline_ns)
-        done_ns = time.monotonic_ns()
-        sent_ns = getattr(gevent.getcurrent(), "sent_ns", done_ns)
+        done = time.monotonic_ns() - self._base_ns
+        sent = gevent.getcurrent().sent_ns - self._base_ns
         del self._open[index]
-        self._rows.append((index, sent_ns - self._base_ns, done_ns - self._base_ns, status))
+        self._enter(index, sent, done, status, length)
+
+    def _enter(self, index: int, sent: int, done: int, status: int, length: int = 0) -> None:
+        """A finished request, for the tuner and for Locust's own statistics."""
+        self._rows.append((index, sent, done, status))
+        latency_ms = (done - int(self._offsets[index])) / 1e6
         self._environment.events.request.fire(
             request_type="POST",
             name=self.phase.url,
-            response_time=(done_ns - intended_ns) / 1e6,
+            response_time=None if status == Fault.NOT_SENT else latency_ms,
             response_length=length,
             exception=None if status == 200 else RuntimeError(f"status {status}"),
             context={},
         )
 
     def _drain(self) -> None:
+        """Wait for the open requests; what is not answered in time is recorded, not dropped."""
         gevent.joinall(list(self._open.values()), timeout=self.phase.drain_s)
-        for index, greenlet in list(self._open.items()):
-            sent_ns = getattr(greenlet, "sent_ns", None)
-            greenlet.kill()
-            now = time.monotonic_ns()
-            sent = (sent_ns if sent_ns is not None else now) - self._base_ns
-            self._rows.append((index, sent, now - self._base_ns, Fault.UNANSWERED))
+        gevent.killall(list(self._open.values()))
+        now = time.monotonic_ns()
+        for index, greenlet in self._open.items():
+            sent_ns = getattr(greenlet, "sent_ns", now)
+            self._enter(index, sent_ns - self._base_ns, now - self._base_ns, Fault.UNANSWERED)
         self._open.clear()
 
 
@@ -137,13 +152,13 @@ class OpenLoopUser(User):
         if phase.payloads not in self._bodies:
             self._bodies[phase.payloads] = [Path(p).read_bytes() for p in phase.payloads]
         self.environment.stats.clear_all()
-        run = PhaseRun(phase, self._bodies[phase.payloads], self.environment)
+        run = PhaseRun(phase, self._bodies[phase.payloads], self.environment, pacer)
         emit, kind = type(self).emit, type(self)
         emit("started", phase=phase.id, base_ns=run.start())
         kind.current = run
         reporter = gevent.spawn(_report, run, emit)
         try:
-            run.send_all(pacer)
+            run.send_all()
         finally:
             reporter.kill()
             kind.current = None
