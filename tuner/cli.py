@@ -181,13 +181,13 @@ def _taken(given: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _server_settings(file: Path | None, **flags: Any) -> dict[str, Any]:
     """The server file's settings, or an export's, with flags over them."""
-    from tuner.data import load_yaml
+    from tuner.data import load_yaml, plain
 
     settings: dict[str, Any] = {}
     if file is not None:
         if not file.is_file():
             raise UsageError(f"--server: {file} is not a file.", hint="Give a YAML settings file.")
-        settings = load_yaml(file)
+        settings = plain(load_yaml(file))
         settings = dict(settings.get("server", settings))
     given = {k: str(v) for k, v in flags.items() if v is not None}
     return {**settings, **given}

@@ -10,7 +10,7 @@ from tuner.headroom import Bracket
 from tuner.measurement import Measurement
 from tuner.objective import values_of
 from tuner.phase import Rig
-from tuner.trial import TrialPlan
+from tuner.trial import TrialPlan, enough_s
 from tuner.verdict import Outcome
 
 # Seeds of finalists are this far from the study's, so that no finalist sees arrivals it won on.
@@ -84,7 +84,7 @@ def confirm(
             "confirm",
             common_rps,
             seed=beside.seed if beside else seed,
-            limit_s=LIMIT_S,
+            limit_s=enough_s(common_rps, LIMIT_S, CONFIDENCE),
             confidence=0.0 if plan.finds_own_rate else CONFIDENCE,
         )
     at_capacity = load if load and load.verdict.meets else None
@@ -113,7 +113,7 @@ def _confirm_capacity(
             "confirm-capacity",
             rate,
             seed=seed + step,
-            limit_s=LIMIT_S,
+            limit_s=enough_s(rate, LIMIT_S),
             earlier=bracket.evidence_for(rate),
         )
         bracket = bracket.with_measurement(measurement)

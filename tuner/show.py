@@ -64,8 +64,8 @@ def chosen(store: Store, name: str | None, trial: int | None, *, force: bool) ->
     finalists = _finalists(store, record.name)
     number = trial
     if number is None:
-        number = finalists[0]["trial"] if finalists else None
-    if number is None:
+        number = finalists["winner"]["trial"] if "winner" in finalists else None
+    if number is None and not finalists:  # no run has finished: the best trial so far
         number = best_of(results, Objective(record.settings["objective"]))
     if number is None:
         raise NothingMeetsError(
@@ -78,7 +78,7 @@ def chosen(store: Store, name: str | None, trial: int | None, *, force: bool) ->
             f"Trial {number} does not meet the budget ({result.reason}).",
             hint="Export it all the same with --force; the file will say so.",
         )
-    confirmed = next((f for f in finalists if f["trial"] == number), None)
+    confirmed = next((f for f in finalists.values() if f["trial"] == number), None)
     return export_document(record, number, result, confirmed)
 
 
@@ -98,12 +98,12 @@ def find_study(store: Store, name: str | None) -> StudyRecord:
     return found
 
 
-def _finalists(store: Store, name: str) -> list[Mapping[str, Any]]:
-    """Winner and defaults of the last finished run, winner first."""
+def _finalists(store: Store, name: str) -> dict[str, Mapping[str, Any]]:
+    """Winner and defaults of the last finished run, as far as it had them."""
     runs = store.results(name)
     if not runs:
-        return []
-    return [runs[-1][role] for role in ("winner", "defaults") if runs[-1][role]]
+        return {}
+    return {role: runs[-1][role] for role in ("winner", "defaults") if runs[-1][role]}
 
 
 def _pick(record: StudyRecord, results: list[tuple[int, TrialResult]], number: int) -> TrialResult:

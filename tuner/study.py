@@ -17,7 +17,7 @@ from tuner.prior import Prior
 from tuner.search import Search
 from tuner.server import ServerError
 from tuner.store import Store
-from tuner.trial import TrialPlan, run_trial
+from tuner.trial import FIRST_TRUST, TrialPlan, run_trial
 from tuner.watch import Watch
 
 # A sampler that proposes only what is known or forbidden has converged.
@@ -160,13 +160,14 @@ def best_line(results: list[Numbered], objective: Objective) -> str:
 
 
 def trust_in_prior(results: list[Numbered]) -> float:
-    """The median of measured over predicted capacity; 1 before anything was measured."""
+    """The median of measured over predicted capacity, within reason: one disturbed trial must not
+    send the next one far off."""
     ratios = [
         r.capacity_rps / r.prediction.capacity_rps
         for _, r in results
         if r.prediction and r.prediction.capacity_rps > 0 and r.capacity_rps > 0
     ]
-    return median(ratios) if ratios else 1.0
+    return min(max(median(ratios), 0.4), 1.2) if ratios else FIRST_TRUST
 
 
 def measured(results: list[Numbered]) -> int:

@@ -14,9 +14,14 @@ from tuner.objective import Objective, constraints_of, values_of
 from tuner.phase import Rig
 from tuner.prior import Prior
 from tuner.server import ServerError
-from tuner.verdict import Evidence, Outcome
+from tuner.verdict import Evidence, Outcome, clean_requests
 
 Say = Callable[[str], None]
+
+LONGEST_PHASE_S = 60.0
+# Before anything was measured: a verdict within seconds needs room, so rates near the predicted
+# capacity stay undecided.
+FIRST_TRUST = 0.7
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class TrialPlan:
     ceiling_rps: float
     seed: int
     step_limit_s: float = 8.0
-    most_steps: int = 5
+    most_steps: int = 4
     resolution: float = 0.1
 
     @property
@@ -48,7 +53,15 @@ class TrialPlan:
     @property
     def target_limit_s(self) -> float:
         """A rate that must be held deserves a verdict; one that only serves comparison does not."""
-        return 3.0 if self.finds_own_rate else 12.0
+        return 3.0 if self.finds_own_rate else enough_s(self.target_rps, 12.0)
+
+
+def enough_s(rate_rps: float, least_s: float, confidence: float = 0.95) -> float:
+    """How long a phase may take: at low rates the requests that a verdict needs take longer.
+
+    Twice the clean requests leave room for bunches; a minute is all that any rate gets.
+    """
+    return min(max(least_s, 2 * clean_requests(confidence) / rate_rps), LONGEST_PHASE_S)
 
 
 def run_trial(
@@ -59,7 +72,7 @@ def run_trial(
     plan: TrialPlan,
     prior: Prior,
     clock: Callable[[], float],
-    trust: float = 1.0,
+    trust: float = FIRST_TRUST,
     say: Say = lambda _: None,
 ) -> TrialResult:
     """Measure one configuration. Never raises for what the configuration did to the server.
@@ -129,8 +142,8 @@ def _step(
     rig: Rig, plan: TrialPlan, say: Say, rate: float, step: int, earlier: Evidence
 ) -> Measurement:
     say(f"headroom {rate:.0f}/s")
-    seed = plan.seed + 1 + step
-    return rig.measure("headroom", rate, seed=seed, limit_s=plan.step_limit_s, earlier=earlier)
+    seed, limit_s = plan.seed + 1 + step, enough_s(rate, plan.step_limit_s)
+    return rig.measure("headroom", rate, seed=seed, limit_s=limit_s, earlier=earlier)
 
 
 def _void(blank: TrialResult, target: Measurement, stopwatch: _Stopwatch) -> TrialResult:

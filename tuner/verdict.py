@@ -156,6 +156,11 @@ def judge(
     )
 
 
+def clean_requests(confidence: float) -> float:
+    """How many independent requests without a violation it takes to answer `meets`."""
+    return math.log((1 - confidence) * BETTER_SHARES[0.0]) / math.log(QUANTILE)
+
+
 def settled(
     intended_s: Floats, latency_ms: Floats, *, elapsed_s: float, budget_ms: float
 ) -> Floats:
