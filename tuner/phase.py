@@ -13,7 +13,7 @@ from tuner.load import LoadGenerator, LoadResult, LoadSpec, Samples
 from tuner.measurement import Certificate, Measurement
 from tuner.probe import DeviceProbe
 from tuner.server import Server
-from tuner.verdict import NO_EVIDENCE, Evidence, Outcome, Verdict, judge
+from tuner.verdict import NO_EVIDENCE, Evidence, Outcome, Verdict, is_futile, judge
 
 # A void phase says something about this host at this moment, so it is worth two more tries.
 VOID_REPEATS = 2
@@ -67,7 +67,8 @@ class Rig:
         """Measure one phase, again if it was void; the last one may still be void.
 
         Args:
-            limit_s: the phase ends at its verdict, and undecided after this many seconds.
+            limit_s: the phase ends at its verdict, and undecided after this many seconds, or as
+                soon as it will clearly be.
             confidence: instead of the load's own, for a verdict that must weigh more.
             earlier: evidence that earlier phases bring to the verdict.
 
@@ -103,7 +104,9 @@ class Rig:
 
         def decided(elapsed_s: float, samples: Samples) -> bool:
             verdict = verdict_of(samples, elapsed_s, load, earlier)
-            return verdict.outcome is not Outcome.UNDECIDED
+            return verdict.outcome is not Outcome.UNDECIDED or is_futile(
+                verdict, earlier, elapsed_s=elapsed_s, limit_s=limit_s
+            )
 
         result = self.generator.run(spec, decided)
         self.server.check_alive()

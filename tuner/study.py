@@ -22,9 +22,9 @@ from tuner.watch import Watch
 
 # A sampler that proposes only what is known or forbidden has converged.
 BARREN_PROPOSALS = 60
-# The confirmation takes about as long as two trials and a half: winner, defaults, a runner-up.
-CONFIRMATION_TRIALS = 2.5
-# At most this share of the time budget is kept back for it.
+# Kept back for the confirmation: two server starts, and a few phases of up to twelve seconds for
+# the winner and for the defaults; in a short run at most this share of it.
+CONFIRMATION_S = 55.0
 CONFIRMATION_SHARE = 0.4
 FINALISTS = 3
 # This many starts in a row that fail, with none that worked, are not the configurations' fault.
@@ -52,7 +52,7 @@ class Deadline:
         if not durations_s:
             return self.left_s > 0
         mean_s = sum(durations_s) / len(durations_s)
-        kept_s = min(CONFIRMATION_TRIALS * mean_s, CONFIRMATION_SHARE * self.budget_s)
+        kept_s = min(CONFIRMATION_S, CONFIRMATION_SHARE * self.budget_s)
         return self.left_s > kept_s + mean_s
 
 

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tuner.configuration import Configuration
-from tuner.headroom import Bracket, find_capacity
+from tuner.headroom import DEFAULT_EFFORT, Bracket, Effort, Headroom, Step
 from tuner.measurement import Measurement, Status, TrialResult
 from tuner.objective import Objective, constraints_of, values_of
 from tuner.phase import Rig
 from tuner.prior import Prior
 from tuner.server import ServerError
-from tuner.verdict import Evidence, Outcome, clean_requests
+from tuner.verdict import Outcome, clean_requests
 
 Say = Callable[[str], None]
 
 LONGEST_PHASE_S = 60.0
+# Twice the 321 clean requests that 95 % takes fit into a usual phase of 12 s at about this rate.
+SLOW_RATE_RPS = 50.0
 # Before anything was measured: a verdict within seconds needs room, so rates near the predicted
 # capacity stay undecided.
 FIRST_TRUST = 0.7
@@ -41,9 +43,7 @@ class TrialPlan:
     must_hold_target: bool
     ceiling_rps: float
     seed: int
-    step_limit_s: float = 8.0
-    most_steps: int = 4
-    resolution: float = 0.1
+    effort: Effort = DEFAULT_EFFORT
 
     @property
     def finds_own_rate(self) -> bool:
@@ -56,12 +56,11 @@ class TrialPlan:
         return 3.0 if self.finds_own_rate else enough_s(self.target_rps, 12.0)
 
 
-def enough_s(rate_rps: float, least_s: float, confidence: float = 0.95) -> float:
-    """How long a phase may take: at low rates the requests that a verdict needs take longer.
-
-    Twice the clean requests leave room for bunches; a minute is all that any rate gets.
-    """
-    return min(max(least_s, 2 * clean_requests(confidence) / rate_rps), LONGEST_PHASE_S)
+def enough_s(rate_rps: float, usual_s: float, confidence: float = 0.95) -> float:
+    """How long a phase may take: below 50 requests/s in proportion longer than usual, because it
+    is requests that a verdict needs; a minute is all that any rate gets."""
+    few = clean_requests(confidence) / clean_requests(0.95) * SLOW_RATE_RPS / rate_rps
+    return min(usual_s * max(1.0, few), LONGEST_PHASE_S)
 
 
 def run_trial(
@@ -102,18 +101,12 @@ def run_trial(
             )
         if target.certificate.fault is not None:
             return _void(blank, target, stopwatch)
-        bracket, steps = Bracket(), list[Measurement]()
+        headroom = Headroom(partial(_step, rig, plan, say), plan.effort)
         if target.verdict.outcome is not Outcome.UNDECIDED:
-            bracket = bracket.with_measurement(target)
+            headroom.bracket = Bracket().with_measurement(target)
         if plan.objective.needs_headroom and (target.verdict.meets or not plan.must_hold_target):
             with stopwatch.lap("headroom"):
-                bracket, steps = find_capacity(
-                    partial(_step, rig, plan, say),
-                    bracket,
-                    guess_rps=max(trust * prediction.capacity_rps, 1.0),
-                    resolution=plan.resolution,
-                    most_steps=plan.most_steps,
-                )
+                headroom.find(max(trust * prediction.capacity_rps, 1.0))
     except ServerError as failure:
         rig.server.stop()  # whatever is left of it must not be the next trial's
         return replace(
@@ -123,12 +116,13 @@ def run_trial(
             timings_s=stopwatch.laps_s,
             log_tail=failure.log_tail,
         )
+    bracket = headroom.bracket
     decisive = target if plan.must_hold_target else (bracket.at_capacity or target)
     return replace(
         blank,
         status=Status.MEASURED,
         reason=_sentence(target, decisive),
-        measurements=(target, *steps),
+        measurements=(target, *headroom.steps),
         capacity_rps=bracket.low_rps,
         capacity_bound_rps=bracket.high_rps,
         values=values_of(target, bracket.at_capacity, plan.ceiling_rps),
@@ -138,12 +132,15 @@ def run_trial(
     )
 
 
-def _step(
-    rig: Rig, plan: TrialPlan, say: Say, rate: float, step: int, earlier: Evidence
-) -> Measurement:
-    say(f"headroom {rate:.0f}/s")
-    seed, limit_s = plan.seed + 1 + step, enough_s(rate, plan.step_limit_s)
-    return rig.measure("headroom", rate, seed=seed, limit_s=limit_s, earlier=earlier)
+def _step(rig: Rig, plan: TrialPlan, say: Say, step: Step) -> Measurement:
+    say(f"headroom {step.rate_rps:.0f}/s")
+    return rig.measure(
+        "headroom",
+        step.rate_rps,
+        seed=plan.seed + 1 + step.number,
+        limit_s=enough_s(step.rate_rps, step.limit_s),
+        earlier=step.earlier,
+    )
 
 
 def _void(blank: TrialResult, target: Measurement, stopwatch: _Stopwatch) -> TrialResult:

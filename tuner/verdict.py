@@ -156,6 +156,21 @@ def judge(
     )
 
 
+def is_futile(verdict: Verdict, earlier: Evidence, *, elapsed_s: float, limit_s: float) -> bool:
+    """Whether a phase will end undecided if it goes on like this.
+
+    Asked in the second half of its time only. Stopping early for want of evidence never makes a
+    wrong decision likelier: it decides nothing.
+    """
+    if elapsed_s < limit_s / 2:
+        return False
+    growth, threshold = limit_s / elapsed_s, -math.log(1 - verdict.confidence)
+    gained = verdict.evidence
+    meets = earlier.meets + growth * (gained.meets - earlier.meets)
+    misses = earlier.misses + growth * (gained.misses - earlier.misses)
+    return max(meets, misses) < threshold
+
+
 def clean_requests(confidence: float) -> float:
     """How many independent requests without a violation it takes to answer `meets`."""
     return math.log((1 - confidence) * BETTER_SHARES[0.0]) / math.log(QUANTILE)

@@ -55,9 +55,11 @@ def prior(
 def verdict(
     *, meets: bool = True, p99_ms: float = 80.0, budget_ms: float = 100.0,
     evidence: Evidence = NO_EVIDENCE,
+    undecided: bool = False,
 ) -> Verdict:  # fmt: skip
     """A verdict with a plausible interval."""
     outcome = Outcome.MEETS if meets else Outcome.MISSES
+    outcome = Outcome.UNDECIDED if undecided else outcome
     return Verdict(
         outcome, budget_ms, 0.95, 1000, 3 if meets else 50, 800.0, 30.0, 60.0, p99_ms,
         0.9 * p99_ms, 1.1 * p99_ms, evidence,
@@ -67,6 +69,7 @@ def verdict(
 def measurement(
     *, phase: str = "target", rate_rps: float = 100.0, meets: bool = True, p99_ms: float = 80.0,
     busy: float | None = 0.5, fault: str | None = None, evidence: Evidence = NO_EVIDENCE,
+    undecided: bool = False,
 ) -> Measurement:  # fmt: skip
     """One measurement of ten seconds in which everything was answered, in batches of four."""
     answered = int(rate_rps * 10)
@@ -79,7 +82,7 @@ def measurement(
         seed=0,
         arrivals="poisson",
         duration_s=10.0,
-        verdict=verdict(meets=meets, p99_ms=p99_ms, evidence=evidence),
+        verdict=verdict(meets=meets, p99_ms=p99_ms, evidence=evidence, undecided=undecided),
         goodput_rps=rate_rps * 0.995,
         errors={},
         certificate=Certificate(answered, answered, answered, rate_rps, 0.3, 0.1, "timerfd", fault),

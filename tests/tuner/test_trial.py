@@ -13,6 +13,7 @@ import pytest
 from tests.tuner.examples import DEFAULTS, configuration
 from tuner.calibration import Calibration, calibrate, service_key
 from tuner.configuration import Configuration, Value
+from tuner.headroom import Effort
 from tuner.load import LocustLoad
 from tuner.measurement import Status, TrialResult
 from tuner.objective import Objective
@@ -68,8 +69,7 @@ PLAN = TrialPlan(
     must_hold_target=False,
     ceiling_rps=400.0,
     seed=1,
-    step_limit_s=4.0,
-    most_steps=3,
+    effort=Effort(scout_s=1.5, certify_s=6.0, scouts=3, tries=2),
 )
 
 
