@@ -48,8 +48,10 @@ class Settings(BaseModel):
     workers: int = Field(1, ge=1, le=256)  # preprocessing threads
     instances: int = Field(1, ge=1, le=256)  # executor processes
     threads: int | None = Field(None, ge=1, le=256)  # of each executor, on a CPU
-    batch_window_ms: float = Field(5.0, ge=0, le=10_000)
-    max_batch_size: int = Field(8, ge=1, le=1024)
+    # As other servers ship: no batching until somebody asks for it, because it trades latency for
+    # throughput, and by how much is the operator's decision (or the tuner's).
+    batch_window_ms: float = Field(0.0, ge=0, le=10_000)
+    max_batch_size: int = Field(1, ge=1, le=1024)
     queue_capacity: int = Field(256, ge=1, le=100_000)  # admitted and not yet dispatched
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)

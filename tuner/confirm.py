@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tuner.configuration import Configuration
-from tuner.headroom import Bracket
+from tuner.headroom import Bracket, Headroom, Step
 from tuner.measurement import Measurement
 from tuner.objective import values_of
 from tuner.phase import Rig
@@ -15,11 +16,8 @@ from tuner.verdict import Outcome
 
 # Seeds of finalists are this far from the study's, so that no finalist sees arrivals it won on.
 FRESH_SEEDS = 1000
-# The claim is the best of several noisy ones, so it is first tried a little lower, and lowered
-# again while it does not repeat: 0.94, 0.83, 0.73, 0.64 of what was claimed.
+# The claim is the best of several noisy ones: the search for it starts a little lower.
 CLAIM_SHARE = 0.94
-CAPACITY_STEP = 0.88
-CAPACITY_TRIES = 4
 LIMIT_S = 12.0
 # Of a verdict at a rate that the user asked for.
 CONFIDENCE = 0.99
@@ -87,12 +85,15 @@ def confirm(
             limit_s=enough_s(common_rps, LIMIT_S, CONFIDENCE),
             confidence=0.0 if plan.finds_own_rate else CONFIDENCE,
         )
-    at_capacity = load if load and load.verdict.meets else None
-    if plan.objective.needs_headroom and claimed_rps > (at_capacity.rate_rps if at_capacity else 0):
-        bracket = _confirm_capacity(rig, plan, claimed_rps, seed + 1, say)
-        at_capacity = bracket.at_capacity or at_capacity
-        load = load or at_capacity or bracket.measured[-1]
-    assert load is not None, "a finalist has a claimed capacity or a common load"
+    at_capacity = None
+    if plan.objective.needs_headroom:
+        headroom = Headroom(partial(_step, rig, plan, seed + 1, say), plan.effort)
+        if load is not None and load.verdict.outcome is not Outcome.UNDECIDED:
+            headroom.bracket = Bracket().with_measurement(load)
+        headroom.find(CLAIM_SHARE * claimed_rps or plan.target_rps)
+        at_capacity = headroom.bracket.at_capacity
+        load = load or at_capacity or headroom.steps[-1]
+    assert load is not None, "one of the two was measured"
     return Confirmation(
         trial_number=trial_number,
         configuration=configuration,
@@ -105,22 +106,14 @@ def confirm(
     )
 
 
-def _confirm_capacity(
-    rig: Rig, plan: TrialPlan, rate: float, seed: int, say: Callable[[str], None]
-) -> Bracket:
-    """Downwards from the claimed rate until one meets."""
-    bracket, rate = Bracket(), CLAIM_SHARE * rate
-    for step in range(CAPACITY_TRIES):
-        say(f"capacity {rate:.0f}/s with fresh seeds")
-        measurement = rig.measure(
-            "confirm-capacity",
-            rate,
-            seed=seed + step,
-            limit_s=enough_s(rate, LIMIT_S),
-            earlier=bracket.evidence_for(rate),
-        )
-        bracket = bracket.with_measurement(measurement)
-        if bracket.at_capacity is not None:
-            break
-        rate *= CAPACITY_STEP
-    return bracket
+def _step(
+    rig: Rig, plan: TrialPlan, seed: int, say: Callable[[str], None], step: Step
+) -> Measurement:
+    say(f"capacity {step.rate_rps:.0f}/s with fresh seeds")
+    return rig.measure(
+        "confirm-capacity",
+        step.rate_rps,
+        seed=seed + step.number,
+        limit_s=enough_s(step.rate_rps, step.limit_s),
+        earlier=step.earlier,
+    )

@@ -105,15 +105,18 @@ class Search:
         tried = self._tried()
         for proposal in self._proposals:
             point = dict(proposal.point)
-            if Configuration.of(point) not in tried:
+            wanted = proposal.actual or Configuration.of({**self._fixed, **point})
+            if wanted not in tried:
                 self._study.enqueue_trial(point, user_attrs={"origin": proposal.origin})
-                return proposal.actual
+                return wanted
         return None
 
     def _tried(self) -> set[Configuration]:
+        """What finished trials ran, which is not always the point that the sampler was told."""
         trials = self._study.get_trials(deepcopy=False)
-        finished = (t for t in trials if t.state not in (TrialState.FAIL, TrialState.WAITING))
-        return {Configuration.of(t.params) for t in finished}
+        told = [t.user_attrs.get("configuration") for t in trials if t.state.is_finished()
+                and t.state is not TrialState.FAIL]  # fmt: skip
+        return {Configuration.from_json(text) for text in told if text}
 
     def _has_waiting(self) -> bool:
         return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))

@@ -25,6 +25,7 @@ engine: synthetic
 preprocessing: pil
 synthetic: {base_ms: 5.0, per_item_ms: 1.0}
 batch_window_ms: 2.0
+max_batch_size: 8
 """
 SPACE = "parameters:\n  max_batch_size: {values: [4, 8]}\n"
 
