@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 # Far below what any machine serves, with a budget far above what it needs: the test is about the
 # whole path, not about speed.
 COMMAND = ("run", "--p99-budget", "2s", "--qps", "30", "--objective", "efficiency", "--search",
-           "grid", "--space", "tiny.yaml", "--time-budget", "2m", "--device", "cpu", "--json")  # fmt: skip
+           "grid", "--space", "tiny.yaml", "--time-budget", "2m",
+           "--device", "cpu", "--json")  # fmt: skip
 
 
 @pytest.mark.timeout(300)
