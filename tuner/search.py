@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -140,15 +139,13 @@ def open_study(
 ) -> optuna.Study:
     """The named study, created or continued, with the sampler of this mode."""
     optuna.logging.set_verbosity(logging.WARNING)
-    study = optuna.create_study(
+    return optuna.create_study(
         storage=storage,
         study_name=name,
         load_if_exists=True,
         direction=objective.direction,
         sampler=sampler_of(mode, seed),
     )
-    study.set_metric_names([str(objective)])
-    return study
 
 
 def sampler_of(mode: str, seed: int) -> optuna.samplers.BaseSampler:
@@ -198,7 +195,3 @@ def _attributes(result: TrialResult) -> dict[str, float | str | bool]:
         attributes["p99_ms"] = target.verdict.p99_ms
         attributes["served_rps"] = target.goodput_rps
     return attributes
-
-
-# Optuna marks set_metric_names as experimental; its use here is meant.
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning, module=__name__)
