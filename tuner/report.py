@@ -238,6 +238,10 @@ def _interval(c: Mapping[str, Any]) -> str:
     return f"{_ms(c['load']['p99_ms'])} ({_ms(low)} to {_ms(high)})"
 
 
+def _capacity(c: Mapping[str, Any]) -> str:
+    return "none found" if c["at_capacity"] is None else f"{c['capacity_rps']:.0f}/s"
+
+
 _COMPARED = (
     ("verdict", lambda c: f"{c['load']['verdict']} at {c['load']['confidence']:.0%}"),
     ("goodput", lambda c: f"{c['load']['goodput_rps']:.0f}/s"),
@@ -245,7 +249,7 @@ _COMPARED = (
     ("device busy", lambda c: _share(c["load"]["device_busy"])),
     ("device ms per request", lambda c: _number(c["load"]["device_s_per_request"], 1000, 2)),
     ("mean batch", lambda c: _number(c["load"]["mean_batch"], 1, 2)),
-    ("capacity inside the budget", lambda c: f"{c['capacity_rps']:.0f}/s"),
+    ("capacity inside the budget", _capacity),
     ("useful utilization", lambda c: _share(c["values"]["utilization"])),
 )
 

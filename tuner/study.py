@@ -18,7 +18,7 @@ from tuner.search import Search
 from tuner.server import ServerError
 from tuner.store import Store
 from tuner.trial import FIRST_TRUST, TrialPlan, run_trial
-from tuner.watch import Watch
+from tuner.watch import Watch, searched
 
 # A sampler that proposes only what is known or forbidden has converged.
 BARREN_PROPOSALS = 60
@@ -156,7 +156,7 @@ def best_line(results: list[Numbered], objective: Objective) -> str:
     if number is None:
         return "none meets the budget yet"
     best = dict(results)[number]
-    return f"trial {number}: {objective} {best.values[objective]:.3g} ({best.configuration})"
+    return f"trial {number}: {objective} {best.values[objective]:.3g} ({searched(best)})"
 
 
 def trust_in_prior(results: list[Numbered]) -> float:
