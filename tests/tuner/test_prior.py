@@ -83,7 +83,7 @@ class TestForbids:
 
     def test_a_rate_above_stability(self) -> None:
         """A rate that must be held and cannot be is a reason; without one it is none."""
-        reason = prior().forbids({"workers": 1}, 600)
+        reason = prior().forbids({"workers": 1}, 700)
         assert reason is not None
         assert "grows without bound" in reason
         assert prior().forbids({"workers": 1}, None) is None

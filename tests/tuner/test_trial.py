@@ -69,7 +69,7 @@ PLAN = TrialPlan(
     must_hold_target=False,
     ceiling_rps=400.0,
     seed=1,
-    effort=Effort(scout_s=2.0, certify_s=12.0, scouts=4, tries=3),
+    effort=Effort(scout_s=2.0, certify_s=12.0, scouts=4, tries=6),
 )
 
 
