@@ -146,7 +146,9 @@ def confirm_finalists(bench: Bench, results: list[Numbered]) -> list[Confirmatio
     if default and default[0] not in {c.trial_number for c in confirmed}:
         bench.watch.stage("measuring the server's defaults on the same load")
         best = min(confirmed, key=lambda c: objective.rank(_as_result(c)), default=None)
-        confirmed += _confirm_one(bench, *default, beside=best.load if best else None)
+        confirmed += _confirm_one(
+            bench, *default, beside=best.load if best and best.holds else None
+        )
     return sorted(confirmed, key=lambda c: objective.rank(_as_result(c)))
 
 
