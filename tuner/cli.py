@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -230,6 +231,11 @@ def main() -> NoReturn:
         _fail(INTERRUPTED, "interrupted", "Interrupted.", None, as_json)
     except Terminated:
         _fail(TERMINATED, "terminated", "Terminated.", None, as_json)
+    except Exception as error:
+        if not as_json:
+            raise  # a defect of ours: the traceback is what its report needs
+        traceback.print_exc()
+        _fail(1, "unexpected", f"{type(error).__name__}: {error}", None, as_json)
 
 
 def _fail(

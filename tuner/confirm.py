@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tuner.configuration import Configuration
-from tuner.headroom import Bracket, Headroom, Step
+from tuner.headroom import Headroom, Step
 from tuner.measurement import Measurement
 from tuner.objective import values_of
 from tuner.phase import Rig
@@ -75,21 +75,14 @@ def confirm(
     if rig.server.obtain(configuration):
         say("warming up")
         rig.warm_up(plan.target_rps, seed=seed)
-    load = None
+    load, at_capacity = None, None
     if common_rps is not None:
         say(f"{common_rps:.0f}/s with fresh seeds")
-        load = rig.measure(
-            "confirm",
-            common_rps,
-            seed=beside.seed if beside else seed,
-            limit_s=enough_s(common_rps, LIMIT_S, CONFIDENCE),
-            confidence=0.0 if plan.finds_own_rate else CONFIDENCE,
-        )
-    at_capacity = None
+        load = _common_load(rig, plan, common_rps, beside.seed if beside else seed)
     if plan.objective.needs_headroom:
         headroom = Headroom(partial(_step, rig, plan, seed + 1, say), plan.effort)
-        if load is not None and load.verdict.outcome is not Outcome.UNDECIDED:
-            headroom.bracket = Bracket().with_measurement(load)
+        if load is not None:
+            headroom.start_from(load)
         headroom.find(CLAIM_SHARE * claimed_rps or plan.target_rps)
         at_capacity = headroom.bracket.at_capacity
         load = load or at_capacity or headroom.steps[-1]
@@ -104,6 +97,13 @@ def confirm(
         if plan.finds_own_rate
         else load.verdict.outcome is not Outcome.MISSES,
     )
+
+
+def _common_load(rig: Rig, plan: TrialPlan, rate_rps: float, seed: int) -> Measurement:
+    """At a rate that the user asked for the verdict must weigh more than in the search."""
+    confidence = rig.load.confidence if plan.finds_own_rate else CONFIDENCE
+    limit_s = enough_s(rate_rps, LIMIT_S, confidence)
+    return rig.measure("confirm", rate_rps, seed=seed, limit_s=limit_s, confidence=confidence)
 
 
 def _step(

@@ -98,6 +98,11 @@ class Headroom:
     bracket: Bracket = Bracket()
     steps: list[Measurement] = field(default_factory=list)
 
+    def start_from(self, known: Measurement) -> None:
+        """Use what another phase decided; the indecision of a short one is no bound."""
+        if known.verdict.outcome is not Outcome.UNDECIDED:
+            self.bracket = self.bracket.with_measurement(known)
+
     def find(self, guess_rps: float) -> Bracket:
         """Scout from a guess, then certify; a void measurement ends it early."""
         rate = self._scout(guess_rps)

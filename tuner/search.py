@@ -60,7 +60,6 @@ class Search:
         sampler: bool,
     ) -> None:
         self._study = study
-        self._space = space
         self._proposals = iter(proposals)
         self._fixed = fixed
         self._sampler = sampler

@@ -14,7 +14,7 @@ import platformdirs
 
 from tuner import fingerprint, payloads
 from tuner.calibration import Calibration, calibrate, variants_of
-from tuner.configuration import Configuration, Value
+from tuner.configuration import Configuration
 from tuner.errors import ServerStartError, UsageError
 from tuner.guesses import guesses
 from tuner.load import LocustLoad
@@ -232,10 +232,3 @@ def _search(
     return Search(
         study, ground.space, proposals, ground.defaults, sampler=settings.search != "grid"
     )
-
-
-def settings_document(
-    base: Mapping[str, Any], configuration: Mapping[str, Value]
-) -> dict[str, Any]:
-    """The server settings that run this configuration."""
-    return {**base, **configuration}

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tuner.configuration import Configuration
-from tuner.headroom import DEFAULT_EFFORT, Bracket, Effort, Headroom, Step
+from tuner.headroom import DEFAULT_EFFORT, Effort, Headroom, Step
 from tuner.measurement import Measurement, Status, TrialResult
 from tuner.objective import Objective, constraints_of, values_of
 from tuner.phase import Rig
 from tuner.prior import Prior
 from tuner.server import ServerError
-from tuner.verdict import Outcome, clean_requests
+from tuner.verdict import clean_requests
 
 Say = Callable[[str], None]
 
@@ -83,39 +83,43 @@ def run_trial(
         trust: measured over predicted capacity in earlier trials; scales the first guess.
         say: told what is going on, for people.
     """
-    stopwatch = _Stopwatch(clock)
+    laps = _Stopwatch(clock)
     prediction = prior.predict(configuration, plan.target_rps)
     blank = TrialResult(configuration, origin, Status.CRASHED, prediction=prediction)
+    headroom = Headroom(partial(_step, rig, plan, say), plan.effort)
     try:
-        with stopwatch.lap("start"):
+        with laps.lap("start"):
             say("starting the server")
             restarted = rig.server.obtain(configuration)
         if restarted:
-            with stopwatch.lap("warm-up"):
+            with laps.lap("warm-up"):
                 say("warming up")
                 rig.warm_up(plan.target_rps, seed=plan.seed)
-        with stopwatch.lap("target"):
+        with laps.lap("target"):
             say(f"target {plan.target_rps:.0f}/s")
             target = rig.measure(
                 "target", plan.target_rps, seed=plan.seed, limit_s=plan.target_limit_s
             )
         if target.certificate.fault is not None:
-            return _void(blank, target, stopwatch)
-        headroom = Headroom(partial(_step, rig, plan, say), plan.effort)
-        if target.verdict.outcome is not Outcome.UNDECIDED:
-            headroom.bracket = Bracket().with_measurement(target)
+            return _void(blank, target, laps)
+        headroom.start_from(target)
         if plan.objective.needs_headroom and (target.verdict.meets or not plan.must_hold_target):
-            with stopwatch.lap("headroom"):
+            with laps.lap("headroom"):
                 headroom.find(max(trust * prediction.capacity_rps, 1.0))
     except ServerError as failure:
         rig.server.stop()  # whatever is left of it must not be the next trial's
-        return replace(
-            blank,
-            reason=failure.reason,
-            constraints=constraints_of(Status.CRASHED, None),
-            timings_s=stopwatch.laps_s,
-            log_tail=failure.log_tail,
-        )
+        return _crashed(blank, failure, laps)
+    return _measured(blank, target, headroom, plan, laps, rig.server.log_tail())
+
+
+def _measured(
+    blank: TrialResult,
+    target: Measurement,
+    headroom: Headroom,
+    plan: TrialPlan,
+    laps: _Stopwatch,
+    log_tail: str,
+) -> TrialResult:
     bracket = headroom.bracket
     decisive = target if plan.must_hold_target else (bracket.at_capacity or target)
     return replace(
@@ -127,8 +131,18 @@ def run_trial(
         capacity_bound_rps=bracket.high_rps,
         values=values_of(target, bracket.at_capacity, plan.ceiling_rps),
         constraints=constraints_of(Status.MEASURED, decisive),
-        timings_s=stopwatch.laps_s,
-        log_tail=rig.server.log_tail(),
+        timings_s=laps.laps_s,
+        log_tail=log_tail,
+    )
+
+
+def _crashed(blank: TrialResult, failure: ServerError, laps: _Stopwatch) -> TrialResult:
+    return replace(
+        blank,
+        reason=failure.reason,
+        constraints=constraints_of(Status.CRASHED, None),
+        timings_s=laps.laps_s,
+        log_tail=failure.log_tail,
     )
 
 
@@ -143,13 +157,13 @@ def _step(rig: Rig, plan: TrialPlan, say: Say, step: Step) -> Measurement:
     )
 
 
-def _void(blank: TrialResult, target: Measurement, stopwatch: _Stopwatch) -> TrialResult:
+def _void(blank: TrialResult, target: Measurement, laps: _Stopwatch) -> TrialResult:
     return replace(
         blank,
         status=Status.VOID,
         reason=target.certificate.fault or "",
         measurements=(target,),
-        timings_s=stopwatch.laps_s,
+        timings_s=laps.laps_s,
     )
 
 

@@ -26,11 +26,9 @@ def test_round_trip(document: object) -> None:
 @given(VALUES)
 def test_strict(document: object) -> None:
     """Every JSON reader can read it: no NaN, no Infinity."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    json.loads(dumps(document), parse_constant=refuse)
+    constants = list[str]()
+    json.loads(dumps(document), parse_constant=constants.append)
+    assert constants == []
 
 
 def test_numpy_scalars() -> None:

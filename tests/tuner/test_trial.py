@@ -100,7 +100,7 @@ def test_measures_a_configuration(rig: Rig, prior: Prior) -> None:
     assert target.certificate.fault is None
     assert target.work.answered == target.certificate.sent
     assert target.work.mean_batch >= 1.0
-    assert 0 < target.device_s_per_request * 60 < 1.0
+    assert 0.2 < target.device_s_per_request * 60 < 1.0
     assert result.values["utilization"] == pytest.approx(result.capacity_rps / 400, rel=0.15)
     assert set(result.timings_s) >= {"start", "target", "headroom"}
     assert "ready" in result.log_tail
@@ -123,7 +123,7 @@ def test_batching_raises_the_capacity(rig: Rig, prior: Prior) -> None:
     alone = trial(rig, prior, max_batch_size=1)
     together = trial(rig, prior, max_batch_size=16)
     assert alone.capacity_rps < 100
-    assert together.capacity_rps > alone.capacity_rps
+    assert together.capacity_rps > 1.2 * alone.capacity_rps
 
 
 def test_a_rate_that_cannot_be_held_is_infeasible(rig: Rig, prior: Prior) -> None:
