@@ -11,9 +11,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
-from serving.errors import RequestError, SettingsError, TooLarge
+from serving import __version__, oip
+from serving.errors import RequestError, SettingsError
+from serving.inferring import Inferring, check_model, read_body
 from serving.metrics import exposition
 from serving.service import Service
 
@@ -31,7 +33,7 @@ class CalibrationRequest(BaseModel):
     instances: int = Field(1, ge=1, le=256)
 
 
-def create_app(service: Service, admin_token: str | None) -> Starlette:
+def create_app(service: Service, admin_token: str | None) -> Inferring:
     """The application.
 
     Args:
@@ -39,7 +41,7 @@ def create_app(service: Service, admin_token: str | None) -> Starlette:
     """
     app = Starlette(
         routes=[
-            Route("/predict", predict, methods=["POST"]),
+            Route("/predict", _post_only),
             Route("/health/live", live),
             Route("/health/ready", ready),
             Route("/stats", stats),
@@ -47,6 +49,7 @@ def create_app(service: Service, admin_token: str | None) -> Starlette:
             Route("/config", config),
             Route("/admin/config", change_config, methods=["PATCH"]),
             Route("/admin/calibrate", calibrate, methods=["POST"]),
+            Mount("/v2", routes=OIP_ROUTES),
         ],
         exception_handlers={
             RequestError: _refuse,
@@ -55,14 +58,7 @@ def create_app(service: Service, admin_token: str | None) -> Starlette:
         },
     )
     app.state.service, app.state.admin_token = service, admin_token
-    return app
-
-
-async def predict(request: Request) -> Response:
-    """Receive -> preprocess -> batch -> infer -> answer; see `Service.predict`."""
-    service = _service(request)
-    body = await _body(request, service.settings.max_body_bytes)
-    return JSONResponse(await service.predict(body))
+    return Inferring(service, app)
 
 
 async def live(_: Request) -> Response:
@@ -122,28 +118,91 @@ async def calibrate(request: Request) -> Response:
     return JSONResponse({"service_s": seconds})
 
 
+async def server_metadata(_: Request) -> Response:
+    """The protocol's own: name, version, extensions."""
+    return JSONResponse(
+        {"name": "serving", "version": __version__, "extensions": list(oip.EXTENSIONS)}
+    )
+
+
+async def oip_live(_: Request) -> Response:
+    """Status only, as the protocol's clients read it."""
+    return Response(status_code=200)
+
+
+async def oip_ready(request: Request) -> Response:
+    """200 or 400, as Triton answers."""
+    service = _service(request)
+    if "model" in request.path_params:
+        _check_model(request)
+    return Response(status_code=400 if service.failure or service.draining else 200)
+
+
+async def model_metadata(request: Request) -> Response:
+    """Inputs and outputs."""
+    _check_model(request)
+    return JSONResponse(_interface(_service(request)).metadata())
+
+
+async def model_config(request: Request) -> Response:
+    """The settings in effect, as parameters of a Triton model configuration."""
+    _check_model(request)
+    return JSONResponse(_interface(_service(request)).configuration())
+
+
+async def model_stats(request: Request) -> Response:
+    """Counts and nanoseconds by stage and batch size."""
+    if "model" in request.path_params:
+        _check_model(request)
+    service = _service(request)
+    return JSONResponse(oip.statistics_of(service.model_name, service.document()))
+
+
+def _model_routes(path: str) -> list[Route]:
+    return [
+        Route(path, model_metadata),
+        Route(f"{path}/ready", oip_ready),
+        Route(f"{path}/config", model_config),
+        Route(f"{path}/stats", model_stats),
+        Route(f"{path}/infer", _post_only),
+    ]
+
+
+async def _post_only(_: Request) -> Response:
+    """POSTs never come here: `Inferring` takes them."""
+    raise HTTPException(405, "use POST", {"Allow": "POST"})
+
+
+OIP_ROUTES = [
+    Route("/", server_metadata),
+    Route("/health/live", oip_live),
+    Route("/health/ready", oip_ready),
+    Route("/models/stats", model_stats),
+    *_model_routes("/models/{model}"),
+    *_model_routes("/models/{model}/versions/{version}"),
+]
+
+
+def _check_model(request: Request) -> None:
+    parameters = request.path_params
+    check_model(_service(request), parameters["model"], parameters.get("version"))
+
+
+def _interface(service: Service) -> oip.ModelInterface:
+    settings = service.settings.model_dump(mode="json", exclude={"input", "guard", "synthetic"})
+    return oip.ModelInterface(
+        service.model_name, f"serving_{service.settings.engine}", service.spec.crop,
+        parameters=settings,
+    )  # fmt: skip
+
+
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-async def _body(request: Request, limit: int) -> bytes:
-    """The whole body, refused as soon as it is known to be too large."""
-    declared = request.headers.get("content-length", "0")
-    too_large = TooLarge(f"the body is larger than {limit} bytes")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    chunks, size = list[bytes](), 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
 async def _json_object(request: Request) -> dict[str, Any]:
-    body = await _body(request, ADMIN_BODY_BYTES)
+    body = await read_body(dict(request.headers.raw), request.receive, ADMIN_BODY_BYTES)
     try:
         document = json.loads(body)
     except ValueError as error:

@@ -41,6 +41,26 @@ class Busy(RequestError):  # noqa: N818
     headers = {"Retry-After": "1"}  # noqa: RUF012
 
 
+class Expired(Busy):
+    """The request cannot be answered within its deadline, or was not: refused, not computed."""
+
+
+class Cancelled(RequestError):  # noqa: N818
+    """The client went away; nobody reads this. 499 is nginx's number for it."""
+
+    status = 499
+
+
+class NotFound(RequestError):  # noqa: N818
+    """No model of this name or version."""
+
+    status = 404
+
+
+class BadRequest(BadImage):
+    """The body is not a request of the protocol."""
+
+
 class EngineFailure(RequestError):  # noqa: N818
     """The model failed on the batch."""
 

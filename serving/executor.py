@@ -1,10 +1,8 @@
-"""Executors: each holds a model in a process of its own, away from the front end's GIL.
+"""The front end's handle on an executor: a process of its own, away from the front end's GIL.
 
-The front end writes one JSON line a batch to a socket pair and reads one line back. Pixels stay in
-the shared slots. When the front end's end of the socket closes, however it died, the executor ends.
-
-The child runs as `python -m serving.executor ENGINE SOCKET_FD MEMORY_FD`; the first line that it
-reads holds its settings.
+The front end writes one JSON line a batch to a socket pair and reads one line back. Pictures stay
+in the shared slots. When the front end's end of the socket closes, however it died, the executor
+ends. What happens on the other side is in `serving.inference`.
 """
 
 from __future__ import annotations
@@ -12,41 +10,48 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from serving.engines import Engine, open_engine
 from serving.errors import EngineFailure, StartError
 from serving.settings import Settings
 from serving.slots import Slots
 
-# Powers of two up to the maximum: every kernel and every allocation is warm before the first batch.
-WARM_RUNS = 2
 # A line holds five classes and probabilities for each of up to 1024 pictures.
 LINE_LIMIT = 1 << 20
 # A batch in progress is finished first; the longest that anybody serves takes seconds.
 STOP_WITHIN_S = 5.0
+# Without it the caching allocator's fixed segments fragment when batch sizes change.
+ALLOCATOR = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """One batch: best classes and probabilities by picture, and when the model was at work."""
+    """One batch.
+
+    Args:
+        classes, probabilities: best ones by picture.
+        start_s, end_s: when the device was at work, on the monotonic clock.
+        ran: pictures that the device computed, padding included.
+        preprocess_s: seconds of decoding inside the executor.
+        bad: why pictures could not be decoded, by their place in the batch.
+    """
 
     classes: list[list[int]]
     probabilities: list[list[float]]
     start_s: float
     end_s: float
+    ran: int
+    preprocess_s: float = 0.0
+    bad: dict[int, str] = field(default_factory=dict)
 
 
 class Executor:
-    """The front end's handle on one executor process.
+    """One executor process with one lane or more; each lane runs one batch at a time.
 
     Starting the process at once and telling it later what to do lets both sides import their
     libraries at the same time.
@@ -61,50 +66,69 @@ class Executor:
         with theirs:
             fds = (theirs.fileno(), memory)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "serving.executor", engine, *map(str, fds)],
+                [sys.executable, "-m", "serving.inference", engine, *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
+                env=environment(),
             )
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._pending = dict[int, asyncio.Future[dict[str, Any]]]()
+        self.device, self.lanes = "", 1
+        self.guard: dict[str, Any] | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def prepare(self, settings: Settings, slots: Slots) -> None:
+    async def prepare(self, settings: Settings, slots: Slots, say: Callable[[str], None]) -> None:
         """Return when the model is loaded and warm.
+
+        Args:
+            settings: settled ones, with one device.
+            say: told what takes long meanwhile.
 
         Raises:
             StartError: it could not be; the message is the executor's own.
         """
+        self.device = settings.device
         self._reader, self._writer = await asyncio.open_connection(
             sock=self._link, limit=LINE_LIMIT
         )
-        try:
-            answer = await self._ask(
-                {"settings": settings.model_dump(mode="json"), "count": slots.count,
-                 "size": slots.size}
-            )  # fmt: skip
-        except EngineFailure as failure:
-            raise StartError(str(failure)) from failure
-        if "failed" in answer:
-            raise StartError(str(answer["failed"]))
+        self._write({"settings": settings.model_dump(mode="json"), "count": slots.count,
+                     "size": slots.size})  # fmt: skip
+        answer = await self._read()
+        while "progress" in answer:
+            say(answer["progress"])
+            answer = await self._read()
+        if "failed" in answer or "error" in answer:
+            raise StartError(str(answer.get("failed") or answer["error"]))
+        self.lanes, self.guard = answer["lanes"], answer["guard"]
+        self._listening = asyncio.ensure_future(self._listen())
 
-    async def run(self, slots: list[int], active: int) -> BatchResult:
-        """One batch of pictures.
+    async def run(
+        self, lane: int, slots: list[int], lengths: list[int] | None, active: int
+    ) -> BatchResult:
+        """One batch of pictures on an idle lane.
+
+        Args:
+            lengths: of their encoded bytes, where the executor decodes.
 
         Raises:
             EngineFailure: the model failed on it, or the process died.
         """
-        answer = await self._ask({"slots": slots, "active": active})
+        answer = await self._ask({"lane": lane, "slots": slots, "lengths": lengths,
+                                  "active": active})  # fmt: skip
         return BatchResult(
-            answer["classes"], answer["probabilities"], answer["start_s"], answer["end_s"]
-        )
+            answer["classes"], answer["probabilities"], answer["start_s"], answer["end_s"],
+            answer["ran"], answer["preprocess_s"],
+            {int(place): reason for place, reason in answer["bad"].items()},
+        )  # fmt: skip
 
-    async def time_batches(self, size: int, repeats: int, active: int) -> list[float]:
+    async def time_batches(self, lane: int, size: int, repeats: int, active: int) -> list[float]:
         """Seconds of each of some batches of one size, through the same path."""
-        asked = {"slots": [0] * size, "active": active, "repeats": repeats}
+        asked = {"lane": lane, "slots": [0] * size, "active": active, "repeats": repeats}
         return [float(s) for s in (await self._ask(asked))["seconds"]]
 
     async def wait_dead(self) -> int:
@@ -112,7 +136,7 @@ class Executor:
         return await asyncio.to_thread(self._process.wait)
 
     async def stop(self) -> None:
-        """End the process; it finishes its batch first."""
+        """End the process; it finishes its batches first."""
         if self._writer is None:
             self._link.close()
         else:
@@ -122,91 +146,52 @@ class Executor:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._listening is not None:
+            self._listening.cancel()
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._writer is not None
-        self._writer.write(json.dumps(request).encode() + b"\n")
-        answer = await self._read()
+        if self._listening is None or self._listening.done():
+            raise EngineFailure("the executor process died")
+        future = self._pending[request["lane"]] = asyncio.get_running_loop().create_future()
+        self._write(request)
+        answer: dict[str, Any] = await future
         if "error" in answer:
-            raise EngineFailure(f"the model failed: {answer['error']}")
+            raise EngineFailure(answer["error"])
         return answer
 
+    async def _listen(self) -> None:
+        """Hand every answer to the one who waits for its lane, until the process ends."""
+        while True:
+            answer = await self._read()
+            for lane in [answer["lane"]] if "lane" in answer else list(self._pending):
+                if not (future := self._pending.pop(lane)).done():
+                    future.set_result(answer)
+            if "lane" not in answer:
+                return
+
+    def _write(self, request: dict[str, Any]) -> None:
+        assert self._writer is not None
+        self._writer.write(json.dumps(request).encode() + b"\n")
+
     async def _read(self) -> dict[str, Any]:
+        """The next line; one without a lane when there are no more."""
         assert self._reader is not None
         try:
             line = await self._reader.readline()
         except (ConnectionError, ValueError) as error:
-            raise EngineFailure(f"the executor's answer was broken: {error}") from error
+            return {"error": f"the executor's answer was broken: {error}"}
         if not line:
-            raise EngineFailure("the executor process died")
+            return {"error": "the executor process died"}
         return dict(json.loads(line))
 
 
-def main() -> None:
-    """The child: load, warm up, then answer batches until the socket closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the group; the front end drains
-        signal.signal(number, signal.SIG_IGN)
-    engine_name, socket_fd, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    if engine_name != "synthetic":
-        import torchvision.models  # noqa: F401 - while the front end imports its own
-    with socket.socket(fileno=socket_fd) as link, link.makefile("rwb") as stream:
-        order = json.loads(stream.readline() or "null")
-        if order is None:  # the front end ended before it had settings
-            return
-        settings = Settings.model_validate(order["settings"])
-        slots = Slots(memory, order["count"], order["size"])
-        try:
-            engine = open_engine(settings)
-            _warm_up(engine, slots, settings.max_batch_size)
-        except Exception as error:  # whatever it is, the front end must tell the user
-            _answer(stream, {"failed": f"{error}" or type(error).__name__})
-            return
-        _answer(stream, {"ready": True})
-        for line in stream:
-            _answer(stream, _handle(engine, slots, json.loads(line)))
+def environment() -> dict[str, str]:
+    """The executors' environment: the caller's, with the allocator's setting where it has none."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the new name, and the one it had
+    chosen = next((os.environ[name] for name in names if name in os.environ), ALLOCATOR)
+    return {**os.environ, **dict.fromkeys(names, chosen)}
 
 
-def _handle(engine: Engine, slots: Slots, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        if "repeats" in request:
-            return {"seconds": [_timed(engine, slots, request) for _ in range(request["repeats"])]}
-        start_s = time.monotonic()
-        answer = engine.run(slots.gather(request["slots"]), request["active"])
-        end_s = time.monotonic()
-    except Exception as error:  # out of memory and its like: this batch fails, the server lives
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {
-        "classes": answer.classes.tolist(),
-        "probabilities": np.round(answer.probabilities, 6).tolist(),
-        # On a GPU the device was at work for the events' time only, up to the end.
-        "start_s": max(start_s, end_s - answer.busy_s),
-        "end_s": end_s,
-    }
-
-
-def _timed(engine: Engine, slots: Slots, request: dict[str, Any]) -> float:
-    began_s = time.perf_counter()
-    engine.run(slots.gather(request["slots"]), request["active"])
-    return time.perf_counter() - began_s
-
-
-def _warm_up(engine: Engine, slots: Slots, max_batch: int) -> None:
-    size = 1
-    while True:
-        for _ in range(WARM_RUNS):
-            engine.run(slots.gather([0] * size), 1)
-        if size == max_batch:
-            return
-        size = min(2 * size, max_batch)
-
-
-def _answer(stream: Any, document: dict[str, Any]) -> None:
-    try:
-        stream.write(json.dumps(document).encode() + b"\n")
-        stream.flush()
-    except BrokenPipeError:  # the front end is gone, and with it the reason to live
-        os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+def places_of(executors: Sequence[Executor]) -> list[tuple[Executor, int]]:
+    """Every lane of every executor: where a batch can go."""
+    return [(executor, lane) for executor in executors for lane in range(executor.lanes)]

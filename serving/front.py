@@ -17,6 +17,7 @@ from serving.app import create_app
 from serving.capabilities import settle
 from serving.errors import StartError
 from serving.executor import Executor
+from serving.protocol import bounded_protocol
 from serving.service import Service
 from serving.settings import Settings
 from serving.slots import anonymous_file
@@ -41,8 +42,15 @@ def serve(settings: Settings, descriptor: int | None) -> int:
     """
     listener = _listener(settings, descriptor)
     memory = anonymous_file()
-    executors = [Executor(settings.engine, memory) for _ in range(settings.instances)]
-    settled = settle(settings)
+    executors = [Executor(settings.engine, memory) for _ in range(_processes(settings))]
+    try:
+        settled = settle(settings)
+    except BaseException:
+        executors.clear()  # their sockets close with them, and so they end
+        raise
+    wanted = _processes(settled)
+    executors += [Executor(settings.engine, memory) for _ in range(wanted - len(executors))]
+    del executors[wanted:]
     if settled.engine != "synthetic":
         _import_ahead()
     service = Service(settled, executors, memory)
@@ -50,11 +58,12 @@ def serve(settings: Settings, descriptor: int | None) -> int:
     server = FrontEnd(
         uvicorn.Config(
             app,
-            http="httptools",  # h11 costs 0.1 ms a request more
+            http=bounded_protocol(settled),
             lifespan="off",
             access_log=False,
             log_level="warning",
             backlog=2048,
+            timeout_keep_alive=max(round(settled.idle_timeout_s), 1),
             timeout_graceful_shutdown=max(round(settled.drain_s), 1),
         )
     )
@@ -96,6 +105,14 @@ async def _work(service: Service, listener: socket.socket) -> str:
         file=sys.stderr,
     )
     return await service.wait_failed()
+
+
+def _processes(settings: Settings) -> int:
+    """How many executor processes: one for each instance on a CPU, where each runs one batch at a
+    time; one for each GPU, where instances are lanes that share the model."""
+    return sum(
+        1 if device.startswith("cuda") else settings.instances for device in settings.devices
+    )
 
 
 def _import_ahead() -> None:

@@ -1,7 +1,8 @@
 """From an encoded image to the pixels of the model's crop: uint8, height x width x 3.
 
 `torchvision` decodes and resizes with torchvision's own code; `pil` is the slow baseline that many
-services start from. Both give the same pixels within a rounding step (a test holds them to it).
+services start from; `dali` works a batch at a time in the executor (`serving.decoding`). All give
+the same pixels within a few steps (a test holds them to it).
 Normalisation is left to the executor: bytes are a quarter of the traffic.
 """
 
@@ -10,29 +11,19 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from serving.errors import BadImage, TooLarge
-from serving.slots import Pixels
+from serving.errors import BadImage, EngineFailure, TooLarge
+from serving.pixels import Pixels, PixelSpec
+from serving.settings import Settings
 
 # torchvision 0.29 announces that its decoders will move to TorchCodec, whose wheels need FFmpeg on
 # the system. Until they go they are the fastest decoder that a plain installation has.
 warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities")
 # Pixels are checked against the server's own bound before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
-
-
-@dataclass(frozen=True)
-class PixelSpec:
-    """What a model wants to see: the short side resized, the centre cropped, then normalised."""
-
-    resize: int = 256
-    crop: int = 224
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
 
 Preprocess = Callable[[bytes, PixelSpec], Pixels]
@@ -90,3 +81,31 @@ def with_pil(data: bytes, spec: PixelSpec) -> Pixels:
 
 
 KINDS: dict[str, Preprocess] = {"torchvision": with_torchvision, "pil": with_pil}
+
+
+def preprocess_of(settings: Settings) -> Preprocess:
+    """What a worker does with a picture.
+
+    Raises:
+        SettingsError: the model's own was asked for, and it has none.
+    """
+    if settings.preprocessing != "model":
+        # `dali` decodes in the executor; a synthetic one has none, and its workers stand in.
+        return KINDS.get(settings.preprocessing, with_torchvision)
+    from serving.models import own_preprocess
+
+    own = own_preprocess(settings)
+
+    def with_model(data: bytes, spec: PixelSpec) -> Pixels:
+        try:
+            pixels = np.asarray(own(data))
+        except Exception as error:  # the user's code; most often the picture is at fault
+            raise BadImage(f"the model's preprocessing refused it: {error}") from error
+        if pixels.shape != (spec.crop, spec.crop, 3) or pixels.dtype != np.uint8:
+            raise EngineFailure(
+                f"the model's preprocessing gave {pixels.dtype} {pixels.shape} instead of "
+                f"uint8 {(spec.crop, spec.crop, 3)}"
+            )
+        return pixels
+
+    return with_model

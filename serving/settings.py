@@ -6,15 +6,21 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from serving.errors import SettingsError
+from serving.pixels import PixelSpec
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+EngineName = Literal["eager", "compile", "cudagraph", "tensorrt", "onnxruntime", "synthetic"]
+PreprocessingName = Literal["torchvision", "pil", "dali", "model"]
+# How an idle executor is chosen; `round_robin` exists to be compared with, never to be served.
+DispatchName = Literal["least_loaded", "round_robin"]
+ONE_DEVICE = r"(cpu|cuda(:\d+)?)"
 # Top-level keys of an exported configuration; `server` holds the settings, the rest is evidence.
 DOCUMENT_KEYS = {"schema_version", "kind", "server", "evidence", "provenance"}
 SCHEMA_VERSION = 1
@@ -24,7 +30,8 @@ LIVE = ("batch_window_ms", "max_batch_size", "queue_capacity")
 
 class Synthetic(BaseModel):
     """The synthetic engine sleeps base_ms + per_item_ms x batch size, longer by `contention` for
-    each other instance at work, and by up to `jitter` of it at random."""
+    each other instance at work, and by up to `jitter` of it at random; divided by the `speeds` of
+    its device, where there are several."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,6 +39,17 @@ class Synthetic(BaseModel):
     per_item_ms: float = Field(0.5, ge=0, le=60_000)
     contention: float = Field(0.0, ge=0, le=100)
     jitter: float = Field(0.0, ge=0, le=100)
+    speeds: tuple[Annotated[float, Field(gt=0, le=1000)], ...] = ()
+
+
+class Guard(BaseModel):
+    """The accuracy guard: answers are compared with the fp32 eager reference's when an engine
+    loads. Without samples there is nothing to compare and no guard."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    samples: Path | None = None  # a folder of images
+    min_agreement: float = Field(0.99, ge=0, le=1)  # share of samples with the same best class
 
 
 class Settings(BaseModel):
@@ -39,26 +57,40 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str | None = None
+    model: str | None = None  # torchvision name, .pt2 or TorchScript file, package.module:factory
     weights: Path | None = None  # a state_dict; None: random weights, always the same
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    engine: Literal["eager", "synthetic"] = "eager"
+    input: PixelSpec | None = None  # None: what the model says of itself
+    # One device, or several with commas; each has executors of its own.
+    device: str = Field("auto", pattern=rf"^(auto|{ONE_DEVICE}(,{ONE_DEVICE})*)$")
+    engine: EngineName = "eager"
     precision: Precision = "fp32"
-    preprocessing: Literal["torchvision", "pil"] = "torchvision"
+    preprocessing: PreprocessingName = "torchvision"
     workers: int = Field(1, ge=1, le=256)  # preprocessing threads
-    instances: int = Field(1, ge=1, le=256)  # executor processes
+    instances: int = Field(1, ge=1, le=256)  # batches at work at the same time, on each device
     threads: int | None = Field(None, ge=1, le=256)  # of each executor, on a CPU
     # As other servers ship: no batching until somebody asks for it, because it trades latency for
     # throughput, and by how much is the operator's decision (or the tuner's).
     batch_window_ms: float = Field(0.0, ge=0, le=10_000)
     max_batch_size: int = Field(1, ge=1, le=1024)
+    expected_batch: float | None = Field(None, ge=1, le=1024)  # mean; which CUDA graphs to capture
     queue_capacity: int = Field(256, ge=1, le=100_000)  # admitted and not yet dispatched
+    dispatch: DispatchName = "least_loaded"
+    deadline_ms: float | None = Field(None, gt=0, le=3_600_000)  # of requests that name none
+    guard: Guard = Guard()
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     max_body_bytes: int = Field(16 << 20, ge=1)
+    max_header_bytes: int = Field(32 << 10, ge=1024, le=64 << 10)
     max_pixels: int = Field(50_000_000, ge=1)  # decoded; 50 megapixels are 150 MB
+    receive_timeout_s: float = Field(10.0, gt=0, le=3600)  # from a request's first byte to its last
+    idle_timeout_s: float = Field(75.0, gt=0, le=86_400)  # of a connection without a request
     drain_s: float = Field(10.0, ge=0, le=3600)
     synthetic: Synthetic = Synthetic()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Each device of the list."""
+        return tuple(self.device.split(","))
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """These settings with some changed, validated.
@@ -112,15 +144,24 @@ def resolved(settings: Settings, *, has_cuda: bool) -> Settings:
 
     A CPU is shared with preprocessing: its executors together get half of the cores.
     """
-    device = settings.device
-    if device == "auto":
-        device = "cuda:0" if has_cuda else "cpu"
-    elif device == "cuda":
-        device = "cuda:0"
+    names = [
+        ("cuda:0" if has_cuda else "cpu")
+        if name == "auto"
+        else "cuda:0"
+        if name == "cuda"
+        else name
+        for name in settings.devices
+    ]
+    on_gpu = names[0].startswith("cuda")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    model = settings.model or ("resnet50" if device.startswith("cuda") else "mobilenet_v3_small")
-    threads = settings.threads or max(1, (cores or 1) // 2 // settings.instances)
-    return settings.model_copy(update={"device": device, "model": model, "threads": threads})
+    on_cpu = settings.instances * sum(name == "cpu" for name in names)
+    return settings.model_copy(
+        update={
+            "device": ",".join(names),
+            "model": settings.model or ("resnet50" if on_gpu else "mobilenet_v3_small"),
+            "threads": settings.threads or max(1, (cores or 1) // 2 // max(on_cpu, 1)),
+        }
+    )
 
 
 def _server_part(document: Mapping[str, Any], path: Path) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
-"""Pixels in memory that front end and executors share: preprocessing writes, models read.
+"""Pictures in memory that front end and executors share: preprocessing writes, models read.
 
-The memory is an anonymous file, not /dev/shm, which containers cap at 64 MB. Pages that were never
-written take no memory, so the number of slots is generous.
+A slot holds the pixels of one picture, or its encoded bytes where the executor decodes. The memory
+is an anonymous file, not /dev/shm, which containers cap at 64 MB. Pages that were never written
+take no memory, so slots are many and as large as the largest picture.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Pixels = NDArray[np.uint8]
+from serving.pixels import Pixels
 
 
 def anonymous_file() -> int:
@@ -25,7 +27,7 @@ def anonymous_file() -> int:
 
 
 class Slots:
-    """`count` pictures of size x size x 3 bytes in one shared file.
+    """`count` slots of `size` bytes in one shared file.
 
     Args:
         descriptor: of an anonymous file, which is made large enough.
@@ -33,12 +35,11 @@ class Slots:
 
     def __init__(self, descriptor: int, count: int, size: int) -> None:
         self.count, self.size = count, size
-        shape = (count, size, size, 3)
-        length = count * size * size * 3
+        length = count * size
         if os.fstat(descriptor).st_size < length:
             os.truncate(descriptor, length)
         memory = mmap.mmap(descriptor, length)
-        self.pixels: Pixels = np.frombuffer(memory, dtype=np.uint8).reshape(shape)
+        self._rows: NDArray[np.uint8] = np.frombuffer(memory, np.uint8).reshape(count, size)
         self._free = list(range(count - 1, -1, -1))
 
     def take(self) -> int | None:
@@ -48,6 +49,18 @@ class Slots:
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
 
-    def gather(self, slots: list[int]) -> Pixels:
-        """A copy of some pictures as one batch, shape (b, size, size, 3)."""
-        return self.pixels[slots]
+    def put(self, slot: int, data: Pixels | bytes) -> None:
+        """Copy a picture's pixels, or its encoded bytes, into a slot."""
+        if isinstance(data, bytes):
+            self._rows[slot, : len(data)] = np.frombuffer(data, np.uint8)
+        else:
+            self._rows[slot, : data.size].reshape(data.shape)[:] = data
+
+    def pixels(self, slots: list[int], crop: int) -> Pixels:
+        """A copy of some pictures as one batch, shape (b, crop, crop, 3)."""
+        batch: Any = self._rows[slots, : crop * crop * 3]
+        return batch.reshape(len(slots), crop, crop, 3)  # type: ignore[no-any-return]
+
+    def encoded(self, slot: int, length: int) -> NDArray[np.uint8]:
+        """A view of a picture's encoded bytes."""
+        return self._rows[slot, :length]

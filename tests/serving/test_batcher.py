@@ -59,7 +59,9 @@ class Bench:
     sent: list[tuple[float, int, list[int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.batcher = Batcher[int](self.policy, self.executors, self.loop.scheduler(), self._send)
+        self.batcher = Batcher[int](
+            self.policy, [0] * self.executors, self.loop.scheduler(), self._send
+        )
 
     def arrive(self, *times_s: float) -> None:
         """Items numbered in order of arrival."""

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from serving.errors import BadImage, TooLarge
-from serving.preprocess import PixelSpec, check_size, with_pil, with_torchvision
+from serving.pixels import PixelSpec
+from serving.preprocess import check_size, with_pil, with_torchvision
 from tests.serving.conftest import encoded, photo
 
 SPEC = PixelSpec()

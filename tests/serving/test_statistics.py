@@ -39,10 +39,11 @@ def test_a_long_run_is_folded() -> None:
 def test_a_batch_counts_everywhere() -> None:
     """Histogram, instance and sums agree."""
     statistics = Statistics()
-    statistics.batch_done(1, 4, 10.0, 10.5)
-    statistics.batch_done(0, 2, 10.25, 10.75)
+    statistics.batch_done(1, "cpu", 4, 4, 10.0, 10.5)
+    statistics.batch_done(0, "cpu", 2, 3, 10.25, 10.75)
     document = statistics.document()
     assert document["batch_sizes"] == {"2": 1, "4": 1}
     assert document["compute_seconds"] == pytest.approx(1.0)
     assert document["busy_seconds"] == pytest.approx(0.75)
-    assert statistics.instance_document(1)["requests"] == 4
+    assert statistics.places[1].document()["requests"] == 4
+    assert (document["padding"], document["exact_batches"]) == (1, 1)
