@@ -49,6 +49,7 @@ def create_app(service: Service, admin_token: str | None) -> Inferring:
             Route("/config", config),
             Route("/admin/config", change_config, methods=["PATCH"]),
             Route("/admin/calibrate", calibrate, methods=["POST"]),
+            Route("/v2", server_metadata),
             Mount("/v2", routes=OIP_ROUTES),
         ],
         exception_handlers={

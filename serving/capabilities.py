@@ -76,6 +76,8 @@ def precision_obstacle(precision: str, facts: Facts) -> str | None:
 
 def obstacle(engine: str, precision: str, facts: Facts) -> str | None:
     """Why an engine cannot run in a precision on a device; None: it can."""
+    if engine == "synthetic":  # computes nothing, in any precision
+        return None
     found = engine_obstacle(engine, facts) or precision_obstacle(precision, facts)
     if found is None and engine == "onnxruntime" and facts.compute is None and precision != "fp32":
         return f"onnxruntime has no {precision} convolutions on a CPU"

@@ -59,14 +59,30 @@ class DaliDecoder:
             shape = fn.peek_image_shape(encoded, dtype=types.FLOAT)
             height, width = shape[0], shape[1]
             scale = spec.resize / math.min(height, width)
+            tall = math.floor(height * scale + WHOLE)
+            wide = math.floor(width * scale + WHOLE)
             resized = fn.resize(
                 image,
-                resize_y=math.floor(height * scale + WHOLE),
-                resize_x=math.floor(width * scale + WHOLE),
-                interp_type=types.INTERP_LINEAR, antialias=True,
-            )  # fmt: skip
-            return fn.crop(resized, crop=(spec.crop, spec.crop), crop_pos_x=0.5, crop_pos_y=0.5,
-                           out_of_bounds_policy="pad")  # fmt: skip
+                resize_y=tall,
+                resize_x=wide,
+                interp_type=types.INTERP_LINEAR,
+                antialias=True,
+            )
+            anchor = fn.stack(centred(tall), centred(wide))
+            return fn.slice(
+                resized,
+                start=fn.cast(anchor, dtype=types.INT32),
+                shape=[spec.crop, spec.crop],
+                axes=[0, 1],
+                out_of_bounds_policy="pad",
+            )
+
+        def centred(side: Any) -> Any:
+            """Python's round((side - crop) / 2), which torchvision crops at: halves go to the even
+            neighbour."""
+            spare = side - spec.crop
+            fours = math.floor(spare / 4)
+            return 2 * fours + math.max(spare - 4 * fours - 1, 0)
 
         self._pipeline: Any = pipeline()
         self._pipeline.build()

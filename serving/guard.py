@@ -23,6 +23,7 @@ from serving.settings import Settings
 
 # Enough to see one answer in a hundred differ, and a second of a slow CPU.
 MOST_SAMPLES = 128
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 Logits = NDArray[np.float32]
 
 
@@ -69,9 +70,11 @@ def compare(found: Logits, reference: Logits) -> dict[str, Any]:
 def _read(folder: Path) -> list[bytes]:
     if not folder.is_dir():
         raise SettingsError(f"guard.samples: {folder} is not a folder. Give one with images.")
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
     if not files:
-        raise SettingsError(f"guard.samples: {folder} holds no files. Give a folder with images.")
+        raise SettingsError(
+            f"guard.samples: {folder} holds no images. Endings taken: {', '.join(ENDINGS)}."
+        )
     return [path.read_bytes() for path in files[:MOST_SAMPLES]]
 
 

@@ -231,7 +231,7 @@ def _from_file(name: str, _: Path | None) -> Model:
             return Model(name, loader(name).module(), PixelSpec())
         with warnings.catch_warnings():
             # Users have such files, whatever torch thinks of the format's future.
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore")
             script: Any = torch.jit.load  # untyped as well
             module = script(name, map_location="cpu")
         return Model(name, module.eval(), PixelSpec(), exportable=False)

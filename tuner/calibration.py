@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from statistics import median
 
-from tuner.configuration import Configuration, Value
-from tuner.server import Server
+from tuner.configuration import FIXED_BATCH_ENGINES, Configuration, Value
+from tuner.server import Server, ServerError
 from tuner.space import Space
 
 # Settings that change what a batch costs. Each combination in a space is calibrated once.
@@ -43,12 +43,14 @@ class ServiceTime:
 class Calibration:
     """S(b) by service settings and number of active instances; seconds of preprocessing by kind.
 
-    `overhead_s` is what a lone request takes beyond its preprocessing and its batch of one.
+    `overhead_s` is what a lone request takes beyond its preprocessing and its batch of one;
+    `refused` says by service settings why they cannot run.
     """
 
     service: Mapping[Configuration, tuple[ServiceTime, ...]]
     preprocess_s: Mapping[str, float]
     overhead_s: float
+    refused: Mapping[Configuration, str] = field(default_factory=dict)
 
     @property
     def ceiling_rps(self) -> float:
@@ -74,6 +76,9 @@ class Calibration:
             ],
             "preprocess_s": dict(self.preprocess_s),
             "overhead_s": self.overhead_s,
+            "refused": [
+                {"settings": dict(key), "reason": reason} for key, reason in self.refused.items()
+            ],
         }  # fmt: skip
 
     @classmethod
@@ -88,7 +93,10 @@ class Calibration:
         preprocess, overhead = document["preprocess_s"], document["overhead_s"]
         assert isinstance(preprocess, Mapping)
         assert isinstance(overhead, float)
-        return cls(service, dict(preprocess), overhead)
+        rows = document["refused"]
+        assert isinstance(rows, Sequence)
+        refused = {Configuration.of(row["settings"]): row["reason"] for row in rows}
+        return cls(service, dict(preprocess), overhead, refused)
 
 
 def service_key(configuration: Mapping[str, Value]) -> Configuration:
@@ -112,12 +120,14 @@ def variants_of(space: Space, defaults: Mapping[str, Value]) -> list[Configurati
     names = [n for n in ("engine", "precision", "threads", "preprocessing") if n in defaults]
     choices = [space.values(name) or (defaults[name],) for name in names]
     instances = max(space.values("instances") or (defaults["instances"],))
-    return [
-        Configuration.of(
-            {**defaults, **dict(zip(names, values, strict=True)), "instances": instances}
-        )
-        for values in product(*choices)
-    ]
+    largest = max(space.values("max_batch_size") or (defaults["max_batch_size"],))
+    variants = list[Configuration]()
+    for values in product(*choices):
+        chosen = {**defaults, **dict(zip(names, values, strict=True)), "instances": instances}
+        if chosen.get("engine") in FIXED_BATCH_ENGINES:  # no larger batch could be timed
+            chosen["max_batch_size"] = largest
+        variants.append(Configuration.of(chosen))
+    return variants
 
 
 def calibrate(
@@ -127,6 +137,7 @@ def calibrate(
     images: Sequence[bytes],
     largest: int,
     budget_s: float,
+    obstacle: Callable[[Configuration], str | None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
     """Measure S(b) in the server's own executors, and lone requests end to end.
@@ -135,18 +146,28 @@ def calibrate(
         images: real payloads for the lone requests.
         largest: the largest batch size worth probing.
         budget_s: a batch that takes longer than this is the last one probed.
+        obstacle: why a variant is known not to run, so that it is not started.
 
     Raises:
-        ServerError: none of the variants could be calibrated; a variant that cannot run is left
-            out, and its configurations fail in their own trials.
+        ServerError: none of the variants could be calibrated; one that cannot run is `refused`.
     """
     service: dict[Configuration, tuple[ServiceTime, ...]] = {}
     preprocess_s: dict[str, float] = {}
     overheads_s: list[float] = []
+    refused: dict[Configuration, str] = {}
+    failure: ServerError | None = None
     for variant in variants:
-        say(f"calibrating {service_key(variant)}")
-        server.obtain(variant)
         key = service_key(variant)
+        if (reason := obstacle(variant)) is not None:
+            refused[key] = reason
+            continue
+        say(f"calibrating {key} {variant['preprocessing']}")
+        try:
+            server.obtain(variant)
+        except ServerError as error:
+            failure = error
+            refused.setdefault(key, error.reason)
+            continue
         if key not in service:
             service[key] = tuple(
                 _service_time(server, active, largest, budget_s)
@@ -155,7 +176,10 @@ def calibrate(
         one_image_s, lone_s = _lone_request(server, images)
         preprocess_s.setdefault(str(variant["preprocessing"]), one_image_s)
         overheads_s.append(lone_s - one_image_s - service[key][0].of(1))
-    return Calibration(service, preprocess_s, max(min(overheads_s), 0.0))
+    if not service:
+        raise failure or ServerError(next(iter(refused.values()), "nothing to calibrate"))
+    refused = {key: reason for key, reason in refused.items() if key not in service}
+    return Calibration(service, preprocess_s, max(min(overheads_s), 0.0), refused)
 
 
 def _service_time(server: Server, active: int, largest: int, budget_s: float) -> ServiceTime:

@@ -73,13 +73,17 @@ def _read_study_file(ctx: click.Context, _: click.Parameter, value: str | None) 
     "--qps", type=click.FloatRange(min=0, min_open=True),
     help="Rate that must be sustained, requests/s. Without it there is no floor.",
 )  # fmt: skip
-@click.option("--model", help="Torchvision classification model.")
+@click.option("--model", help="Torchvision name, .pt2 or TorchScript file, package.module:factory.")
 @click.option("--weights", type=click.Path(path_type=Path), help="Weights file; random without.")
 @click.option("--payloads", type=click.Path(path_type=Path), help="Folder of images to send.")
 @click.option("--space", default="default", show_default=True, help="Search space, file or name.")
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="utilization", show_default=True,
     help="What to optimise among configurations that meet the budget.",
+)  # fmt: skip
+@click.option(
+    "--min-agreement", type=click.FloatRange(0, 1), default=0.99, show_default=True,
+    help="Share of payloads that must get the class of the fp32 eager reference.",
 )  # fmt: skip
 @click.option("--trials", type=click.IntRange(min=1), help="Trials of the study altogether.")
 @click.option(
@@ -132,6 +136,21 @@ def serve_command(file: Path, host: str | None, port: int | None) -> NoReturn:
     command += ["--host", host] if host else []
     command += ["--port", str(port)] if port is not None else []
     os.execv(sys.executable, command)
+
+
+@cli.command("devices")
+@click.option("--device", help="cpu, cuda or cuda:N; by default a GPU if there is one.")
+@click.option("--model", help="Torchvision name, .pt2 or TorchScript file, package.module:factory.")
+@json_option
+def devices_command(device: str | None, model: str | None, as_json: bool) -> None:
+    """Say what this device and installation can do, and why not for the rest."""
+    from tuner.devices import abilities, page
+
+    described = abilities(_server_settings(None, device=device, model=model))
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, **described}))
+    else:
+        _wide_console().print(page(described))
 
 
 @cli.command("show")

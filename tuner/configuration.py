@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 Value = float | int | str
 
+# An engine that is built for its largest batch needs a restart for that as well.
+FIXED_BATCH_ENGINES = frozenset({"cudagraph", "tensorrt"})
 # What a running server changes through its admin endpoint; anything else needs a restart.
 LIVE_PARAMETERS = frozenset({"batch_window_ms", "max_batch_size", "queue_capacity"})
 
@@ -49,11 +51,13 @@ class Configuration(Mapping[str, Value]):
 
     def restart_key(self) -> Configuration:
         """The part that only a restart changes: equal keys share one server process."""
-        return Configuration.of({k: v for k, v in self.items() if k not in LIVE_PARAMETERS})
+        live = self.live()
+        return Configuration.of({k: v for k, v in self.items() if k not in live})
 
     def live(self) -> dict[str, Value]:
         """The part that a running server changes at once."""
-        return {k: v for k, v in self.items() if k in LIVE_PARAMETERS}
+        fixed = {"max_batch_size"} if self.get("engine") in FIXED_BATCH_ENGINES else set()
+        return {k: v for k, v in self.items() if k in LIVE_PARAMETERS - fixed}
 
     def to_json(self) -> str:
         return json.dumps(dict(self.items_), sort_keys=True)

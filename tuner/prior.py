@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.calibration import Calibration, ServiceTime
+from tuner.calibration import Calibration, ServiceTime, service_key
 from tuner.configuration import Configuration, Value
 from tuner.measurement import Prediction
 
@@ -53,6 +53,10 @@ class Prior:
         """The configuration with the server's defaults filled in."""
         return Configuration.of({**self.defaults, **configuration})
 
+    def can_run(self, configuration: Mapping[str, Value]) -> bool:
+        """Whether its engine and precision were calibrated; if not there is nothing to predict."""
+        return service_key(self.full(configuration)) in self.calibration.service
+
     def predict(self, configuration: Mapping[str, Value], rate_rps: float) -> Prediction:
         """What to expect of this configuration at this rate."""
         full = self.full(configuration)
@@ -78,13 +82,15 @@ class Prior:
         return low
 
     def forbids(self, configuration: Mapping[str, Value], rate_rps: float | None) -> str | None:
-        """Why this configuration cannot meet the budget, or None if it might.
+        """Why this configuration cannot run or cannot meet the budget; None if it might.
 
         Args:
             rate_rps: the rate that must be sustained; None where any rate will do, so that only
                 the floor of a lone request counts.
         """
         full = self.full(configuration)
+        if (reason := self.calibration.refused.get(service_key(full))) is not None:
+            return reason
         case = _Case.of(self, full, rate_rps or 1.0)
         if rate_rps is not None and rate_rps >= CALIBRATION_MARGIN * case.stability_rps:
             return (

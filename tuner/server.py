@@ -23,6 +23,8 @@ from tuner.process import Child
 
 # Importing torch and capturing engines takes seconds on a laptop and up to a minute on a busy GPU.
 READY_WITHIN_S = 120.0
+# A TensorRT engine of a large model takes minutes to build.
+BUILT_WITHIN_S = 900.0
 DESCRIBE_WITHIN_S = 120.0
 # Longer than any drain that the server promises (its `drain_s` is 10 by default).
 STOP_GRACE_S = 12.0
@@ -149,22 +151,26 @@ class Server:
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
-        deadline = self.clock() + READY_WITHIN_S
-        while self.clock() < deadline:
+        began, within_s = self.clock(), READY_WITHIN_S
+        while self.clock() < began + within_s:
             self.check_alive()
-            if self._is_ready():
+            state = self._readiness()
+            if state is None:
                 return
+            if "building" in state:  # an engine, once: it is kept on disk
+                within_s = BUILT_WITHIN_S
             time.sleep(0.05)
         tail = self.log_tail()
         self.stop()
-        raise ServerError(f"the server was not ready within {READY_WITHIN_S:.0f} s", tail)
+        raise ServerError(f"the server was not ready within {within_s:.0f} s", tail)
 
-    def _is_ready(self) -> bool:
+    def _readiness(self) -> str | None:
+        """None when the server is ready, else why it is not."""
         try:
-            status, _ = self._request("GET", "/health/ready", None, {}, timeout_s=2.0)
+            status, answer = self._request("GET", "/health/ready", None, {}, timeout_s=2.0)
         except OSError:
-            return False
-        return status == 200
+            return "no answer"
+        return None if status == 200 else answer.decode(errors="replace")
 
     def _change(self, live: dict[str, Value]) -> None:
         if live:

@@ -18,6 +18,8 @@ class RunSettings:
         qps: rate that must be sustained, requests/s; None for no floor.
         server: settings of the reference server that do not vary, as in a server file.
         payloads: folder of images; None for generated ones.
+        min_agreement: the accuracy guard: share of payloads on which a configuration must give the
+            fp32 reference's class.
         trials: trials in the study altogether, earlier runs included; None for no limit.
         time_budget_s: wall clock of this run, set-up and confirmation included.
         study_name: None for a name made from what makes trials comparable.
@@ -29,6 +31,7 @@ class RunSettings:
     payloads: Path | None
     space: str
     objective: Objective
+    min_agreement: float
     trials: int | None
     time_budget_s: float
     storage: str

@@ -73,7 +73,7 @@ def open_bench(settings: RunSettings, deadline: Deadline, watch: Watch) -> Itera
         store = stack.enter_context(Store.open(settings.storage))
         ground = survey(settings, scratch, watch)
         stack.enter_context(exclusive(f"device {ground.device}"))
-        server = Server(ground.base, scratch)
+        server = Server({**ground.base, "guard": _guard(settings, ground)}, scratch)
         stack.callback(server.stop)
         generator = stack.enter_context(LocustLoad(scratch))
         probe = open_probe(ground.device, server.pids)
@@ -99,6 +99,13 @@ def open_bench(settings: RunSettings, deadline: Deadline, watch: Watch) -> Itera
             deadline=deadline,
             watch=watch,
         )
+
+
+def _guard(settings: RunSettings, ground: Ground) -> dict[str, Any]:
+    """Answers are compared on the payloads; kept out of what studies are compared by, because the
+    folder's place says nothing."""
+    samples = str(ground.payloads.paths[0].parent.resolve())
+    return {"samples": samples, "min_agreement": settings.min_agreement}
 
 
 def survey(settings: RunSettings, scratch: Path, watch: Watch) -> Ground:
@@ -157,6 +164,7 @@ def _prior(
         "model": described["model"], "versions": described["versions"], "base": ground.base,
         "host": fingerprint.take(described)["cpu"], "payloads": ground.payloads.sha256,
         "variants": [dict(v) for v in variants], "largest": largest,
+        "min_agreement": settings.min_agreement, "combinations": described["combinations"],
     })  # fmt: skip
     document = store.calibration(key)
     if document is None:
@@ -166,6 +174,7 @@ def _prior(
             calibration = calibrate(
                 server, variants, images=images, largest=largest,
                 budget_s=settings.p99_budget_s, say=watch.say,
+                obstacle=lambda variant: _obstacle(described, variant),
             )  # fmt: skip
         except ServerError as failure:
             raise ServerStartError(
@@ -175,14 +184,25 @@ def _prior(
         store.save_calibration(key, calibration.to_document())
     else:
         calibration = Calibration.from_document(document)
+    for refused, reason in calibration.refused.items():
+        watch.note(f"Left out: {refused}: {reason}")
     shared = int(described["cores"]) if ground.device == "cpu" else None
     return Prior(calibration, settings.p99_budget_ms, ground.defaults, shared)
+
+
+def _obstacle(described: Mapping[str, Any], variant: Configuration) -> str | None:
+    """Why the server says that it cannot run a variant."""
+    engine, precision = variant["engine"], variant["precision"]
+    reason = described["combinations"].get(engine, {}).get(precision)
+    device = described["defaults"]["device"]
+    return None if reason is None else f"precision {precision} on {device}: {reason}"
 
 
 def _study_record(settings: RunSettings, ground: Ground, store: Store, prior: Prior) -> StudyRecord:
     """The study to continue, or a new one; the same settings lead to the same study."""
     comparable = {
         "budget_ms": settings.p99_budget_ms, "qps": settings.qps, "seed": settings.seed,
+        "min_agreement": settings.min_agreement,
         "objective": str(settings.objective), "space": ground.space.describe(),
         "model": ground.described["model"], "payloads": ground.payloads.sha256,
         "base": dict(ground.base), "defaults": dict(ground.defaults),

@@ -66,7 +66,7 @@ KNOWN: dict[str, Numeric | tuple[str, ...]] = {
     "threads": Numeric(int, 1, 256),
     "queue_capacity": Numeric(int, 1, 100_000),
     "precision": ("fp32", "tf32", "fp16", "bf16"),
-    "preprocessing": ("torchvision", "pil", "dali"),
+    "preprocessing": ("torchvision", "pil", "dali", "model"),
     "engine": ("eager", "compile", "cudagraph", "tensorrt", "onnxruntime", "synthetic"),
 }
 

@@ -190,10 +190,12 @@ def _known(
             )
     rate = bench.plan.target_rps if bench.plan.must_hold_target else None
     if origin != "defaults" and (reason := bench.prior.forbids(configuration, rate)):
-        prediction = bench.prior.predict(configuration, bench.plan.target_rps)
-        return replace(
-            skipped, reason=reason, prediction=prediction, constraints={"p99": 1.0, "startup": -1.0}
-        )
+        if bench.prior.can_run(configuration):
+            prediction = bench.prior.predict(configuration, bench.plan.target_rps)
+            constraints = {"p99": 1.0, "startup": -1.0}
+        else:
+            prediction, constraints = None, {"p99": 1.0, "startup": 1.0}
+        return replace(skipped, reason=reason, prediction=prediction, constraints=constraints)
     return None
 
 

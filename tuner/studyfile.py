@@ -22,6 +22,7 @@ class StudyFile(BaseModel):
     payloads: str | None = None
     space: str | None = None
     objective: str | None = None
+    min_agreement: float | None = None
     trials: int | None = None
     time_budget: str | None = None
     device: str | None = None

@@ -55,12 +55,21 @@ class Bench:
     policy: Policy
     executors: int = 1
     service_s: float = 0.010
+    devices: list[int] | None = None  # of each place; None: one device
+    service_by_place_s: list[float] | None = None
+    in_turn: bool = False
+    dropped: Callable[[int], bool] = lambda _: False
     loop: FakeLoop = field(default_factory=FakeLoop)
     sent: list[tuple[float, int, list[int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.batcher = Batcher[int](
-            self.policy, [0] * self.executors, self.loop.scheduler(), self._send
+            self.policy,
+            self.devices or [0] * self.executors,
+            self.loop.scheduler(),
+            self._send,
+            dropped=self.dropped,
+            in_turn=self.in_turn,
         )
 
     def arrive(self, *times_s: float) -> None:
@@ -76,7 +85,8 @@ class Bench:
     def _send(self, executor: int, items: list[int]) -> None:
         now_s = self.loop.now_s
         self.sent.append((now_s, executor, items))
-        self.loop.call_at(now_s + self.service_s, lambda: self.batcher.release(executor))
+        took_s = self.service_by_place_s[executor] if self.service_by_place_s else self.service_s
+        self.loop.call_at(now_s + took_s, lambda: self.batcher.release(executor))
 
 
 class TestDecide:
@@ -137,6 +147,36 @@ def test_two_executors_work_at_the_same_time() -> None:
     bench.arrive(0.0, 0.001)
     bench.run()
     assert [executor for _, executor, _ in bench.sent] == [0, 1]
+
+
+def test_the_device_with_fewer_batches_is_joined() -> None:
+    """Device 0 has two places, device 1 one: the second batch goes to the idle device."""
+    bench = Bench(Policy(0.0, 1), devices=[0, 0, 1])
+    bench.arrive(0.0, 0.001)
+    bench.run()
+    assert [place for _, place, _ in bench.sent] == [0, 2]
+
+
+def test_of_two_idle_devices_the_quicker_is_joined() -> None:
+    """Known from its last batches; the slow one helps out when there is more than one waits."""
+    bench = Bench(Policy(0.0, 1), devices=[0, 1], service_by_place_s=[0.040, 0.010])
+    bench.arrive(0.0, 0.001, 0.1, 0.2, 0.3, 0.301)
+    bench.run()
+    assert [place for _, place, _ in bench.sent] == [0, 1, 1, 1, 1, 0]
+
+
+def test_places_that_take_turns_wait_for_the_slow_one() -> None:
+    """The baseline: a request waits for the place whose turn it is while another is idle."""
+    bench = Bench(Policy(0.0, 1), devices=[0, 1], service_by_place_s=[0.040, 0.010], in_turn=True)
+    bench.arrive(0.0, 0.001, 0.002, 0.003)
+    assert [time_s for time_s, _ in bench.run()] == [0.0, 0.001, 0.040, 0.040]
+
+
+def test_what_nobody_wants_takes_no_place_in_a_batch() -> None:
+    """Dropped items are passed over, and count for nobody's batch."""
+    bench = Bench(Policy(0.010, 2), dropped=lambda item: item in (1, 2))
+    bench.arrive(*[0.0] * 5)
+    assert bench.run() == [(0.0, [0]), (0.010, [3, 4])]
 
 
 def test_a_changed_policy_applies_to_what_waits() -> None:

@@ -124,6 +124,7 @@ def test_every_mode_proposes_points_of_the_space(
 def test_guesses_differ_in_what_needs_a_restart() -> None:
     """The best few, none forbidden, each from another server start."""
     settings = RunSettings(
+        min_agreement=0.99,
         p99_budget_s=0.1, qps=None, server={}, payloads=None, space="test",
         objective=Objective.UTILIZATION, trials=None, time_budget_s=60, storage="", seed=0,
         search="prior", study_name=None,
