@@ -34,6 +34,7 @@ class Bounded(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._in_headers, self._header_bytes, self._seen = True, 0, 0
+        self._pieces, self._body_bytes = list[bytes](), 0
         self._overdue: asyncio.TimerHandle | None = None
         # A connection that never sends anything is idle from its first moment.
         self._expect(self.settings.idle_timeout_s, b"")
@@ -63,10 +64,27 @@ class Bounded(HttpToolsProtocol):
         if not self.transport.is_closing():
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Gather the body and hand it over whole: piece by piece, each of the three that a picture
+        comes in would stop the reading, wake the application and be copied to the others."""
+        self._pieces.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self.settings.max_body_bytes:  # for the application to refuse
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        body, self._pieces, self._body_bytes = b"".join(self._pieces), [], 0
+        if body and not self.cycle.response_complete:
+            # Uvicorn gathers in a bytearray and copies it to bytes; bytes it hands on as they are.
+            cycle: Any = self.cycle
+            cycle.body = bytes(cycle.body) + body if cycle.body else body
+            cycle.message_event.set()
+
     def on_message_complete(self) -> None:
         self._relax()
         self._in_headers, self._header_bytes = True, 0
         if not self.transport.is_closing():
+            self._hand_over()
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

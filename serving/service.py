@@ -80,6 +80,8 @@ class Service:
         self.failure: str | None = "loading"
         self.draining = False
         self.spec = settings.input or PixelSpec()
+        # The model's name in paths: without folder and ending, without its module.
+        self.model_name = Path(str(settings.model)).stem.rpartition(":")[2]
         # A synthetic executor has no decoder: its workers stand in.
         self.decodes_late = settings.preprocessing == "dali" and settings.engine != "synthetic"
         self._began_s = time.monotonic()
@@ -98,11 +100,6 @@ class Service:
         self._active = 0
         self._built_for = settings.max_batch_size
         self._tasks = set[asyncio.Task[None]]()
-
-    @property
-    def model_name(self) -> str:
-        """The model's name in paths: without folder and ending, without its module."""
-        return Path(str(self.settings.model)).stem.rpartition(":")[2]
 
     async def start(self) -> None:
         """Return when every executor is ready.
